@@ -14,7 +14,7 @@ from memplan.chunking.region import call_of, defect
 from memplan.chunking.rules.flow import Flow, Slice
 from memplan.chunking.rules.table import flow
 from memplan.chunking.timing import PRODUCTS, is_product, multiplications
-from memplan.graph.liveness import Profile, lifetimes, owners, profile, roots_of
+from memplan.graph.liveness import Beside, Profile, lifetimes, owners, profile, roots_of
 from memplan.graph.program import Loop, Meta, Op, Program, Step, refs, results
 from memplan.graph.workspace import temporaries
 
@@ -52,10 +52,16 @@ class Candidate:
 class Landscape:
     """A program with the facts that the search uses repeatedly."""
 
-    def __init__(self, program: Program, errors: Counter[str]) -> None:
-        """errors: counts the slices for which a rule failed, by operator and error."""
-        self.program, self._errors = program, errors
-        self.profile: Profile = profile(program)
+    def __init__(
+        self,
+        program: Program,
+        errors: Counter[str],
+        beside: Beside = temporaries,
+    ) -> None:
+        """errors: counts the slices for which a rule failed, by operator and error.
+        beside: bytes that operators need of their own."""
+        self.program, self._errors, self.beside = program, errors, beside
+        self.profile: Profile = profile(program, beside=beside)
         self.last, self.owned = lifetimes(program)
         self.maker = {
             name: i for i, step in enumerate(program.ops) for name in results(step)
@@ -393,7 +399,7 @@ def _body_peak(
             dies[uses[-1]] = dies.get(uses[-1], 0) + land.owned[root]
             now += land.owned[root]
         op = program.ops[i]
-        extra = temporaries(program, op) if isinstance(op, Op) else 0
+        extra = land.beside(program, op) if isinstance(op, Op) else 0
         peak, halos = max(peak, now + extra), max(halos, int(share * (now + extra)))
         now -= dies.pop(i, 0)
     return peak, halos

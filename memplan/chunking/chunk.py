@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 from torch import nn
 
 from memplan.chunking.canonical import searchable
+from memplan.chunking.descent import Descent
 from memplan.chunking.module import Chunked
 from memplan.chunking.options import (
     Budget,
@@ -23,25 +21,21 @@ from memplan.chunking.options import (
 )
 from memplan.chunking.plan import ChunkPlan, fingerprint
 from memplan.chunking.planfile import read_chunk_plan
-from memplan.chunking.recompute import Base, again, bases
+from memplan.chunking.recompute import again
 from memplan.chunking.region import NotLoopableError, chunked
-from memplan.chunking.search import Search, Trial
+from memplan.chunking.search import Trial
 from memplan.chunking.shapes import OtherSizes
-from memplan.chunking.timing import calibrated
+from memplan.chunking.timing import Costs, calibrated
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs, Signature
-from memplan.graph.capture import Exports, Target, export_parts
+from memplan.graph.capture import Exports, export_parts
 from memplan.graph.liveness import profile
-from memplan.graph.program import Program
 from memplan.graph.standin import StandIn
 from memplan.units import format_bytes
 
-TIMED = 3  # plans that are timed, not only estimated
-STEPS_DOWN = 24  # at most, of the search for the least budget
-NEAR = 0.95  # that search ends when the highest failed budget is this near the best
 AGAIN = "search again with --budget"
-ROUNDS = 4  # tries with a tighter goal, if the allocator needs more than estimated
+MORE = "raise the budget (--budget)"
 
 
 def chunk(
@@ -89,30 +83,6 @@ def chunk(
         raise
 
 
-@dataclass
-class Tried:
-    """What a search begins with, the largest room in which it found nothing, and what
-    came nearest then."""
-
-    base: Base
-    failed: int = 0
-    best: Trial | None = None
-
-
-class Tries:
-    """What searches of a program begin with; each is made when it is first needed."""
-
-    def __init__(self, program: Program) -> None:
-        self.known: list[Tried] = []
-        self._more = bases(program)
-
-    def __iter__(self) -> Iterator[Tried]:
-        yield from tuple(self.known)
-        for base in self._more:
-            self.known.append(Tried(base))
-            yield self.known[-1]
-
-
 class _Chunking:
     def __init__(self, model: nn.Module, inputs: object, options: ChunkOptions) -> None:
         if not isinstance(model, nn.Module):
@@ -124,7 +94,6 @@ class _Chunking:
         self._model, self._options = model, options
         given = Inputs.of(inputs)
         self._inputs = Signature().arranged(model, given.args, given.kwargs)
-        self._tries: dict[str, Tries] = {}  # of each part
 
     def ready(self, module: Chunked) -> Chunked:
         """The module, with the defects that the search met, and able to prepare for
@@ -164,168 +133,38 @@ class _Chunking:
         return self._searched(wanted, limit)
 
     def _searched(self, wanted: Budget, limit: int) -> Chunked:
-        self._machine = calibrated(self._bench.device)
-        self._whole = self._bench.seconds_once()
-        limit_s = self._options.time_limit
-        self._stop = math.inf if limit_s is None else time.monotonic() + limit_s
-        self._interrupted = False
-        if wanted.least:
-            return self._least()
-        found = self._within(limit)
-        if not found:
-            raise self._refusal(limit)
-        return self._accepted(self._bench.fastest(found, self._enough), limit)
-
-    def _least(self) -> Chunked:
-        """The module with the lowest peak that is fast enough, by bisection between
-        the best budget found and the highest that failed."""
-        best: Chunked | None = None
-        slow: Chunked | None = None
-        low, high, limit = 0, self._before, self._before // 2
-        for _ in range(STEPS_DOWN):
-            try:
-                found = self._within(limit)
-            except KeyboardInterrupt:
-                if best is None:
-                    raise
-                self._interrupted = True
-                break
-            found = found or ([] if self._nearest is None else [self._nearest])
-            lower = [each for each in found if self._peak(each) < high]
-            module = self._bench.fastest(lower, self._enough) if lower else None
-            if module is None or self._peak(module) > limit or self._too_slow(module):
-                low = limit
-            if module is not None and self._too_slow(module):
-                slow = module
-            elif module is not None:
-                best, high = module, self._peak(module)
-            if self._interrupted or low > NEAR * high or time.monotonic() > self._stop:
-                break
-            limit = (low + high) // 2 if low else int(0.85 * high)
-        if best is None:
-            if slow is None:
-                return self._bench.unchanged(self._before, "no plan needs less")
-            return self._accepted(slow, self._peak(slow))
-        best.memplan = replace(best.memplan, budget_bytes=high)
-        return self._accepted(best, high)
-
-    def _peak(self, module: Chunked) -> int:
-        return int(module.memplan.measured_bytes_after)
-
-    def _within(self, limit: int) -> list[Chunked]:
-        """Correct modules whose measured peak is at most `limit` bytes, best first.
-
-        Raises KeyboardInterrupt if Ctrl-C ended the search before there was one.
-        """
-        goal = limit
-        self._nearest: Chunked | None = None
-        for _ in range(ROUNDS):
-            good: list[Chunked] = []
-            short = []  # estimated and measured peaks of the modules that do not fit
-            for trials in self._trials(goal):
-                try:
-                    module = self._bench.build(trials, limit)
-                except KeyboardInterrupt:
-                    self._interrupted = True
-                    break
-                if module is None:
-                    continue
-                peak = self._peak(module)
-                if self._nearest is None or peak < self._peak(self._nearest):
-                    self._nearest = module
-                if peak <= limit:
-                    good.append(module)
-                else:
-                    short.append((self._estimated(trials), peak))
-                if len(good) == TIMED:
-                    break
-            if self._interrupted and not good:
-                raise KeyboardInterrupt
-            if good or not short:
-                return good
-            estimated, measured = min(short, key=lambda pair: pair[1])
-            goal = int(min(goal * 0.97, limit * estimated / measured))
-        return []
-
-    def _estimated(self, trials: dict[str, Trial]) -> int:
-        """The estimated peak of all parts together."""
-        targets = self._exports.targets
-        return max(each.outside + trials[each.path].peak for each in targets)
-
-    def _trials(self, goal: int) -> list[dict[str, Trial]]:
-        """Ways to keep to `goal` bytes: each has a trial for every exported part."""
-        ways: list[dict[str, Trial]] = []
-        for target in self._exports.targets:
-            chosen = self._chosen(target, max(1, goal - target.outside))
-            if not ways:
-                ways = [{} for _ in chosen]
-            for i, way in enumerate(ways):
-                way[target.path] = chosen[min(i, len(chosen) - 1)]
-        return ways
-
-    def _chosen(self, target: Target, room: int) -> list[Trial]:
-        """Trials of a part within `room` bytes, or the one that comes nearest."""
-        if target.path not in self._tries:
-            self._tries[target.path] = Tries(target.program)
-        tries = self._tries[target.path]
-        for tried in tries:
-            if room <= tried.failed:
-                continue
-            search = self._search(tried.base)
-            if found := self._found(search, room):
-                return found
-            tried.failed, tried.best = room, search.best
-        nearest = [each.best for each in tries.known if each.best]
-        return [min(nearest, key=lambda trial: trial.peak)]
-
-    def _found(self, search: Search, room: int) -> list[Trial]:
-        """Trials within `room` bytes; after Ctrl-C, those found so far."""
-        if search.start.peak <= room:
-            return [search.start]
-        if self._interrupted:
-            return []
-        try:
-            return search.run(room)
-        except KeyboardInterrupt:
-            self._interrupted = True
-            done = [trial for trial in search.done if trial.peak <= room]
-            return sorted(done, key=lambda trial: trial.seconds)
-
-    def _search(self, base: Base) -> Search:
-        effort = self._options.effort
-        left = max(0.0, self._stop - time.monotonic())
-        seconds = min(effort.seconds, left) / len(self._exports.targets)
-        search = Search(
-            base,
-            self._exports.inference,
-            self._machine,
-            replace(effort, seconds=seconds),
-            self._options.progress,
-            self._whole,
+        options, bench = self._options, self._bench
+        descent = Descent(
+            self._exports,
+            bench,
+            Costs(calibrated(bench.device)),
+            bench.seconds_once(),
+            options,
         )
-        search.errors = self._bench.internal_errors
-        return search
-
-    @property
-    def _enough(self) -> float:
-        slow = self._options.max_slowdown
-        return math.inf if slow is None else slow
-
-    def _too_slow(self, module: Chunked) -> bool:
-        return bool(module.memplan.slowdown > self._enough)
-
-    def _accepted(self, module: Chunked, limit: int) -> Chunked:
-        """The module found. Raises BudgetError if it is too slow."""
-        if self._too_slow(module):
-            fits = f"fits {format_bytes(limit)}"
-            raise too_slow(module, self._enough, fits, "raise the budget (--budget)")
-        if self._interrupted:
+        if wanted.least:
+            module, fast = descent.least()
+            if module is None:
+                return bench.unchanged(self._before, "no plan needs less")
+            limit = bench.peak(module)
+            module.memplan = replace(module.memplan, budget_bytes=limit)
+        elif found := descent.within(limit):
+            module, fast = descent.fastest(found)
+        else:
+            raise self._refusal(descent.nearest, limit)
+        if not fast:
+            raise self._too_slow(module, f"fits {format_bytes(limit)}", MORE)
+        if descent.interrupted:
             reason = "the search was interrupted; this is the best plan so far"
             module.memplan = replace(module.memplan, reason=reason)
         return module
 
-    def _refusal(self, limit: int) -> BudgetError:
-        nearest = self._nearest or self._bench.unchanged(limit, "no plan found")
+    def _too_slow(self, module: Chunked, fits: str, instead: str) -> BudgetError:
+        most = self._options.max_slowdown
+        assert most is not None  # else nothing is too slow
+        return too_slow(module, most, fits, instead)
+
+    def _refusal(self, nearest: Chunked | None, limit: int) -> BudgetError:
+        nearest = nearest or self._bench.unchanged(limit, "no plan found")
         bench = self._bench
         errors = bench.internal_errors
         return too_large(nearest, limit, self._before, bench.rejections, errors)
@@ -351,10 +190,9 @@ class _Chunking:
             )
         if not module.chunks:
             return module
-        module = self._bench.fastest([module], self._enough)
-        if self._too_slow(module):
-            fits = f"{name} fits its budget"
-            raise too_slow(module, self._enough, fits, AGAIN)
+        module = self._bench.fastest([module], self._options.enough)
+        if module.memplan.slowdown > self._options.enough:
+            raise self._too_slow(module, f"{name} fits its budget", AGAIN)
         return module
 
 

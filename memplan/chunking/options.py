@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -60,6 +61,11 @@ class ChunkOptions:
     time_limit: float | None = None
     progress: Callable[[str], None] = lambda _: None
     other_sizes: bool = False
+
+    @property
+    def enough(self) -> float:
+        """The largest accepted ratio; infinite if there is none."""
+        return math.inf if self.max_slowdown is None else self.max_slowdown
 
 
 @dataclass(frozen=True)

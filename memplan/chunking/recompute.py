@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from memplan.chunking.region import NotLoopableError
 from memplan.chunking.timing import multiplications
-from memplan.graph.liveness import lifetimes, profile, roots_of
+from memplan.graph.liveness import Beside, lifetimes, profile, roots_of
 from memplan.graph.program import (
     Op,
     Program,
@@ -24,6 +24,7 @@ from memplan.graph.program import (
     refs,
     results,
 )
+from memplan.graph.workspace import temporaries
 
 AGAIN = "_again"  # ends the names of what is computed a second time
 LEAST_GAP = 4  # operators between two users of a value
@@ -60,22 +61,22 @@ class Base:
     share: float = 0.0
 
 
-def bases(program: Program) -> Iterator[Base]:
+def bases(program: Program, beside: Beside = temporaries) -> Iterator[Base]:
     """The program itself, then with one more value after the other computed again.
 
     Only values that are a good part of the peak, that are kept while much is live, and
-    that take little arithmetic.
+    that take little arithmetic. beside: bytes that operators need of their own.
     """
     base: Base | None = Base(program)
     whole = max(1, sum(multiplications(program, op) for op in program.ops))
     while base is not None:
         yield base
-        base = _with_one_more(base, whole) if len(base.again) < MOST else None
+        base = _with_one_more(base, whole, beside) if len(base.again) < MOST else None
 
 
-def _with_one_more(base: Base, whole: int) -> Base | None:
+def _with_one_more(base: Base, whole: int, beside: Beside) -> Base | None:
     """The base with one more value computed again. whole: the model's arithmetic."""
-    program, live = base.program, profile(base.program)
+    program, live = base.program, profile(base.program, beside=beside)
     for what in recomputable(program, least=int(LEAST * live.peak)):
         cost = sum(multiplications(program, program.ops[i]) for i in what.ops)
         share = base.share + cost / whole

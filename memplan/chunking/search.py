@@ -32,17 +32,19 @@ from memplan.chunking.region import (
     inner_name,
     loop_name,
 )
-from memplan.chunking.timing import Machine, seconds
+from memplan.chunking.timing import Costs, seconds
 from memplan.graph.infer import Inference
-from memplan.graph.liveness import Profile, profile
+from memplan.graph.liveness import Beside, Profile, profile
 from memplan.graph.program import Loop, Op, Program, Ref, mapped
+from memplan.graph.workspace import temporaries
 
 
 @dataclass(frozen=True)
 class Trial:
     """Regions, and the program that results from them.
 
-    again: the values that it computes a second time.
+    again: the values that it computes a second time. beside: what operators need of
+    their own, as the profile counts it.
     """
 
     regions: tuple[Region, ...]
@@ -50,6 +52,7 @@ class Trial:
     profile: Profile
     seconds: float = field(default=0.0)
     again: tuple[str, ...] = ()
+    beside: Beside = temporaries
 
     @property
     def peak(self) -> int:
@@ -57,7 +60,7 @@ class Trial:
 
     def excess(self, budget: int) -> int:
         """Bytes above the budget, summed over the operators; a loop's count once."""
-        return _excess(self.program, self.profile, budget)
+        return _excess(self.program, self.profile, budget, self.beside)
 
     def better_than(self, other: Trial, budget: int) -> bool:
         """Whether less exceeds the budget, or as much with a lower peak."""
@@ -65,14 +68,14 @@ class Trial:
         return mine < (other.excess(budget), other.peak)
 
 
-def _excess(program: Program, found: Profile, budget: int) -> int:
+def _excess(program: Program, found: Profile, budget: int, beside: Beside) -> int:
     total = 0
     for step, live in zip(program.ops, found.live, strict=True):
         if live <= budget:
             continue
         if isinstance(step, Loop):
-            body = profile(step.body)
-            total += _excess(step.body, body, budget - (live - body.peak))
+            body = profile(step.body, beside=beside)
+            total += _excess(step.body, body, budget - (live - body.peak), beside)
         else:
             total += live - budget
     return total
@@ -85,19 +88,19 @@ class Search:
         self,
         base: Base,
         inference: Inference,
-        machine: Machine,
+        costs: Costs,
         effort: Effort | None = None,
         progress: Callable[[str], None] | None = None,
         whole: float = 1.0,
     ) -> None:
         """whole: seconds that the program takes without loops."""
         self.errors: Counter[str] = Counter()  # defects -> regions dropped for each
-        self._base, self._inference, self._machine = base, inference, machine
+        self._base, self._inference, self._costs = base, inference, costs
         self._whole = whole
         self._effort = effort or Effort()
         self._progress = progress or (lambda line: None)
         program, spent = base.program, base.share * whole
-        self.start = Trial((), program, profile(program), spent, base.again)
+        self.start = self._trial((), program, spent)
         self.best = self.start  # the lowest peak seen
         self.done: list[Trial] = []  # those within the last budget, as they are found
 
@@ -181,8 +184,15 @@ class Search:
             return None
         except NotLoopableError:
             return None
-        spent = self.start.seconds + seconds(program, self._machine)
-        return Trial(regions, program, profile(program), spent, self._base.again)
+        spent = self.start.seconds + seconds(program, self._costs.machine)
+        return self._trial(regions, program, spent)
+
+    def _trial(
+        self, regions: tuple[Region, ...], program: Program, spent: float
+    ) -> Trial:
+        beside = self._costs.beside
+        found = profile(program, beside=beside)
+        return Trial(regions, program, found, spent, self._base.again, beside)
 
     def _moves(
         self,
@@ -195,14 +205,14 @@ class Search:
         at = live.at
         step = program.ops[at]
         if isinstance(step, Op):
-            for region in around(program, at, budget, self._effort, self.errors):
+            for region in self._around(program, at, budget):
                 yield (*regions, region)
             return
         index = next(
             i for i, each in enumerate(regions) if loop_name(each) == step.name
         )
         region = regions[index]
-        own = profile(step.body)
+        own = profile(step.body, beside=self._costs.beside)
         outside = live.live[at] - own.peak
         if outside < budget:
             for smaller in finer(region, (budget - outside) / max(1, own.peak)):
@@ -210,6 +220,10 @@ class Search:
             for more in self._moves(step.body, region.inner, own, budget - outside):
                 yield _with(regions, index, replace(region, inner=more))
         yield from self._wider(program, regions, index, budget)
+
+    def _around(self, program: Program, peak: int, budget: int) -> list[Region]:
+        land = Landscape(program, self.errors, self._costs.beside)
+        return around(land, peak, budget, self._effort)
 
     def _wider(
         self, program: Program, regions: tuple[Region, ...], index: int, budget: int
@@ -227,7 +241,7 @@ class Search:
         if not inside:
             return
         where = max(inside, key=lambda i: made.profile.live[i])
-        for region in around(made.program, where, budget, self._effort, self.errors):
+        for region in self._around(made.program, where, budget):
             if _mark(region) != _mark(old):
                 yield (*others, region)
 
@@ -281,11 +295,9 @@ def _with(
 PROMISING = 4  # further regions that are extended
 
 
-def around(
-    program: Program, peak: int, budget: int, effort: Effort, errors: Counter[str]
-) -> list[Region]:
+def around(land: Landscape, peak: int, budget: int, effort: Effort) -> list[Region]:
     """The most promising regions around an operator, each with a step."""
-    land = Landscape(program, errors)
+    program = land.program
     weighed: dict[object, tuple[Candidate, Weight]] = {}
     wanted, reach = program.ops[peak].name, effort.reach
     for last, dim in ends(land, peak, reach):

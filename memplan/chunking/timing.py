@@ -9,8 +9,9 @@ from math import prod
 
 import torch
 
-from memplan.graph.liveness import owners
+from memplan.graph.liveness import Beside, owners
 from memplan.graph.program import Input, Loop, Meta, Op, Output, Program, Step, results
+from memplan.graph.workspace import temporaries
 
 PRODUCTS = ("mm", "linear", "matmul", "conv", "einsum")  # in their operators' names
 RUN = 2048  # bytes: shorter contiguous runs are copied piece by piece
@@ -31,6 +32,18 @@ class Machine:
     touched: float = 3e9
     gathered: float = 1e9
     multiplied: float = 2e10
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What loops cost where the program will run.
+
+    machine: constants of the time model. beside: bytes that an operator needs beside
+    its operands and results.
+    """
+
+    machine: Machine = Machine()
+    beside: Beside = temporaries
 
 
 def seconds(program: Program, machine: Machine) -> float:

@@ -74,7 +74,19 @@ class Workbench:
         with torch.no_grad():
             return min(timed(run, self.device)[1] for _ in range(2))
 
+    def peak(self, module: Chunked) -> int:
+        """The bytes of the module's activations, as measured."""
+        return int(module.memplan.measured_bytes_after)
+
+    def settled(self, module: Chunked, enough: float) -> bool:
+        """False: modules are timed together."""
+        return False
+
     def slowdown(self, module: Chunked) -> float:
+        """The ratio that `fastest` measured."""
+        return float(module.memplan.slowdown)
+
+    def _timed(self, module: Chunked) -> float:
         """The time of `module` over the model's: of the medians of both, in turns."""
         runs = self._call(self._model), self._call(module)
         with torch.no_grad():
@@ -152,9 +164,9 @@ class Workbench:
         try:
             for module in modules:
                 self._progress("timing")
-                ratio = self.slowdown(module)
+                ratio = self._timed(module)
                 if ratio > enough:  # the machine may have been busy: the better of two
-                    ratio = min(ratio, self.slowdown(module))
+                    ratio = min(ratio, self._timed(module))
                 module.memplan = replace(module.memplan, slowdown=ratio)
                 if best is None or ratio < best.memplan.slowdown:
                     best = module

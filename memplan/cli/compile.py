@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FIELDS = (
     *("status", "reason", "torch", "bytes_before", "bytes_after", "arena", "beside"),
-    *("requests_before", "requests_after", "asking", "operators", "loops"),
+    *("requests_before", "requests_after", "asking", "operators", "loops", "again"),
     *("order_proof", "order_bound", "folded", "packed", "error", "seconds_before"),
     "seconds_after",
 )
@@ -150,6 +150,8 @@ def _report(name: str, plan: CompilePlan) -> None:
     ]
     asking = [f"{count} × {key}" for key, count in (plan.asking or {}).items()]
     rows += show.listed("torch allocates", asking) if asking else []
+    if plan.again:
+        rows.append(("run twice", f"what makes {', '.join(plan.again)}"))
     rows += [
         (
             "time",

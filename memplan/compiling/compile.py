@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from memplan.chunking.chunk import chunk
-from memplan.chunking.module import Chunk
-from memplan.chunking.options import BudgetError, ChunkOptions, parse_budget
+from memplan.chunking.canonical import searchable
+from memplan.chunking.descent import Descent
+from memplan.chunking.options import ChunkOptions, parse_budget
+from memplan.chunking.search import Trial
+from memplan.compiling.costs import in_arena
 from memplan.compiling.module import Compiled, Runner
 from memplan.compiling.report import CompilePlan
 from memplan.errors import NoPlanError, UsageError
 from memplan.graph.call import Inputs, Signature
-from memplan.graph.capture import Target, export_parts
+from memplan.graph.capture import Exports, export_parts
 from memplan.graph.check import (
     Snapshot,
     relative_error,
@@ -24,7 +27,7 @@ from memplan.graph.check import (
     scales,
     tolerance_of,
 )
-from memplan.graph.clock import seconds
+from memplan.graph.clock import seconds, timed
 from memplan.graph.execute import NoTapeError
 from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
 from memplan.graph.program import Loop, Program
@@ -34,6 +37,7 @@ from memplan.units import format_bytes
 MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
 PATIENT = 1.5  # seconds of a second measurement
+BUILT = 2  # modules with loops for a goal
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ def compile(  # noqa: A001 - the verb's name in memplan
 
 
 class _Compiling:
+    """Compiles a model: without loops, and as the bench of a search for loops."""
+
     def __init__(
         self, model: nn.Module, inputs: object, options: CompileOptions
     ) -> None:
@@ -90,10 +96,12 @@ class _Compiling:
         device = given.check_device(model)
         if device != "cpu":
             raise UsageError(f"memplan.compile runs on the CPU alone, not on {device}")
-        self._model, self._given = model, inputs
+        self.internal_errors: Counter[str] = Counter()
+        self._model = model
         self._inputs = Signature().arranged(model, given.args, given.kwargs)
-        self._progress, self._slowest = options.progress, options.max_slowdown
-        self._pack = options.pack
+        self._progress, self._options = options.progress, options
+        self._packs = (True, False) if options.pack is None else (options.pack,)
+        self._packed = 0  # bytes of weights, where they are packed
 
     def run(self, budget: str | int | None) -> Compiled:
         """The module; model and inputs are as they were."""
@@ -108,98 +116,133 @@ class _Compiling:
 
     def _found(self, budget: str | int | None) -> Compiled:
         wanted = None if budget is None else parse_budget(budget)
-        progress = self._progress
-        if self._slowest is None:
-            self._slowest = MAX_SLOWDOWN if budget is None else WITH_BUDGET
-        progress("exporting")
+        slowest, usual = self._options.max_slowdown, MAX_SLOWDOWN
+        if wanted is not None:
+            usual = WITH_BUDGET
+        self._slowest = usual if slowest is None else slowest
+        self._progress("exporting")
         exports = export_parts(self._model, self._inputs)
-        progress("running the model")
-        self._before = activation_peak(lambda: self._inputs.run(self._model))
-        least = wanted is not None and wanted.least
-        limit = None if wanted is None or least else wanted.bytes_of(self._before)
+        self._progress("running the model")
+        self.before = activation_peak(lambda: self._inputs.run(self._model))
+        limit = math.inf
+        if wanted is not None and not wanted.least:
+            limit = wanted.bytes_of(self.before)
         whole = [each for each in exports.targets if not each.path]
+        if whole:
+            self._target = whole[0]
+            found = self._judged(self._made(self._target.program))
+        else:
+            found = self._unchanged(exports.left_alone[""])
+        least = wanted is not None and wanted.least
+        if found.memplan.bytes_after <= limit and not least:
+            return found
         if not whole:
-            return self._kept(self._unchanged(exports.left_alone[""]), limit)
-        slowest = self._slowest
-        if not least:
-            found = self._made(whole[0], whole[0].program)
-            if limit is None or found.memplan.bytes_after <= limit:
-                return found
-            if found.runner is not None:  # what it saves, loops may take
-                slowest /= min(1.0, found.memplan.slowdown)
-        best = self._unchanged("no loop needs less memory")
-        for part in self._chunked(limit, slowest):
-            made = self._made(part.target, part.program)
-            plan = made.memplan
-            self._progress(plan.reason or f"{format_bytes(plan.bytes_after)} in all")
-            if plan.bytes_after <= best.memplan.bytes_after:
-                best = made
-            if limit is None or plan.bytes_after <= limit:
-                break
-        return self._kept(best, limit)
+            raise _too_large(found, limit, self.internal_errors)
+        return self._in_chunks(exports, found, limit)
 
-    def _chunked(self, limit: int | None, slowest: float) -> Iterator[Chunk]:
-        """The model in chunks, within `limit` or with as little memory as possible.
+    def _in_chunks(self, exports: Exports, found: Compiled, limit: float) -> Compiled:
+        """The module with loops, within `limit` or with as little memory as possible.
 
-        An arena may take less than the same chunks without one, so what comes near the
-        limit is tried too.
+        found: the module without loops.
         """
-        options = ChunkOptions(max_slowdown=slowest, progress=self._progress)
-        if limit is not None:
-            try:
-                found = chunk(self._model, self._given, limit, options=options)
-            except BudgetError as error:
-                found = error.closest
-            yield from found.chunks.values()
-        found = chunk(self._model, self._given, "min", options=options)
-        yield from found.chunks.values()
-
-    def _kept(self, module: Compiled, limit: int | None) -> Compiled:
-        after = module.memplan.bytes_after
-        if limit is not None and after > limit:
-            reason = module.memplan.reason
+        inference, target = exports.inference, self._target
+        changed = replace(target, program=searchable(target.program, inference))
+        options = ChunkOptions(max_slowdown=self._slowest, progress=self._progress)
+        room = self.before / 2 if limit == math.inf else limit
+        packed = True in self._packs and 0 < self._packed <= self.before - room
+        with torch.no_grad():
+            whole = min(timed(lambda: self._inputs.run(self._model))[1] for _ in "12")
+        descent = Descent(
+            replace(exports, targets=[changed]),
+            self,
+            in_arena(packed),
+            whole,
+            options,
+            BUILT,
+        )
+        if limit == math.inf:
+            module, fast = descent.least()
+            if module is not None and fast and self.peak(module) < self.peak(found):
+                return module
+            return found
+        if within := descent.within(int(limit)):
+            module, fast = descent.fastest(within)
+            if fast:
+                return module
             raise NoPlanError(
-                f"the model needs {format_bytes(after)} in one arena, above its budget "
-                f"of {format_bytes(limit)}" + (f": {reason}" if reason else ""),
-                after,
+                f"{format_bytes(self.peak(module))} in one arena fit the budget of "
+                f"{format_bytes(limit)}, but it {_too_slow(module, self._slowest)}; "
+                "raise --max-slowdown (max_slowdown in CompileOptions) or the budget",
+                self.peak(module),
             )
-        return module
+        nearest = min([found, descent.nearest or found], key=self.peak)
+        raise _too_large(nearest, limit, self.internal_errors)
+
+    def build(self, trials: Mapping[str, Trial], limit: int) -> Compiled | None:
+        """The module of a trial, measured; None if its results differ."""
+        (trial,) = trials.values()
+        made = self._made(trial.program, trial.again)
+        plan = made.memplan
+        if made.runner is None:
+            self.internal_errors[plan.reason] += 1
+            return None
+        self._progress(
+            f"{format_bytes(plan.bytes_after)} in all, {plan.slowdown:.2f} of the time"
+        )
+        return made
+
+    def peak(self, module: Compiled) -> int:
+        """Bytes of the arena and what lies beside it."""
+        return module.memplan.bytes_after
+
+    def settled(self, module: Compiled, enough: float) -> bool:
+        """Whether it is fast enough; `build` timed it."""
+        return module.memplan.slowdown <= enough
+
+    def slowdown(self, module: Compiled) -> float:
+        """The ratio that `build` measured."""
+        return module.memplan.slowdown
+
+    def fastest(self, modules: Sequence[Compiled], enough: float) -> Compiled:
+        """The fastest of some modules."""
+        return min(modules, key=self.slowdown)
 
     def _unchanged(self, reason: str) -> Compiled:
         version = torch.__version__
-        plan = CompilePlan("unchanged", reason, version, self._before, self._before)
+        plan = CompilePlan("unchanged", reason, version, self.before, self.before)
         return Compiled(self._model, plan, None)
 
-    def _made(self, target: Target, program: Program) -> Compiled:
-        """A module that runs `program`; the model itself if that is wrong or slow."""
+    def _made(self, program: Program, again: tuple[str, ...] = ()) -> Compiled:
+        """A module that runs `program`, measured; the model itself if that is wrong."""
         self._progress("planning")
-        packs = (True, False) if self._pack is None else (self._pack,)
-        found = None
-        for pack in packs:
+        for pack in self._packs:
             try:
-                runner = Runner(target, program, self._inputs, pack)
+                runner = Runner(self._target, program, self._inputs, pack)
             except NoTapeError as refusal:
                 return self._unchanged(f"it has {refusal}, which a tape cannot hold")
             packed = runner.schedule.packed
-            kept = packed + runner.schedule.plan.peak
-            if self._pack is None and packed and kept > self._before:
-                continue
-            found = self._checked(runner, program)
-            if found.runner is not None or not packed:
+            self._packed = max(self._packed, packed)
+            if not packed or len(self._packs) == 1:
                 break
-        assert found is not None  # the last one has nothing packed, or was asked for
-        return found
+            if packed + runner.schedule.plan.peak <= self.before:
+                found = self._checked(runner, program, again)
+                if found.runner is not None:
+                    return found
+            elif packed > self.before:
+                self._packs = (False,)
+        return self._checked(runner, program, again)
 
-    def _checked(self, runner: Runner, program: Program) -> Compiled:
-        progress = self._progress
+    def _checked(
+        self, runner: Runner, program: Program, again: tuple[str, ...]
+    ) -> Compiled:
         runner(self._inputs)
-        progress("checking the results")
+        self._progress("checking the results")
         error = self._error(runner)
         if error > (most := tolerance_of([self._inputs.run(self._model)])):
             return self._unchanged(
                 f"results differ by {error:.1e}, more than {most:.0e}"
             )
-        return self._measured(runner, program, error)
+        return self._measured(runner, program, again, error)
 
     def _error(self, runner: Runner) -> float:
         """The largest error of the runner's results, on these inputs and on noise."""
@@ -220,8 +263,10 @@ class _Compiling:
         pairs = zip(expected, found, least, strict=True)
         return max(relative_error(*each) for each in pairs)
 
-    def _measured(self, runner: Runner, program: Program, error: float) -> Compiled:
-        """The module with its figures; the model itself if it is too slow."""
+    def _measured(
+        self, runner: Runner, program: Program, again: tuple[str, ...], error: float
+    ) -> Compiled:
+        """The module with its figures."""
         schedule, model, inputs = runner.schedule, self._model, self._inputs
         self._progress("measuring")
         beside = activation_peak(lambda: runner(inputs))
@@ -229,7 +274,7 @@ class _Compiling:
             status="compiled",
             reason="",
             torch=torch.__version__,
-            bytes_before=self._before,
+            bytes_before=self.before,
             bytes_after=schedule.plan.peak + beside,
             arena=schedule.plan.peak,
             beside=beside,
@@ -238,6 +283,7 @@ class _Compiling:
             asking=dict(Counter(schedule.beside).most_common()),
             operators=len(schedule.flat.program.ops),
             loops=sum(isinstance(step, Loop) for step in program.ops),
+            again=again,
             order_proof=schedule.order.proof,
             order_bound=schedule.order.bound,
             folded=schedule.flat.folded,
@@ -247,26 +293,50 @@ class _Compiling:
         )
         module = Compiled(model, plan, runner)
         runs = [lambda: inputs.run(model), lambda: inputs.run(module)]
-        assert self._slowest is not None
         with torch.no_grad():
             before, after = seconds(runs)
             if after > self._slowest * before:  # another program may have disturbed it
-                again = seconds(runs, enough=PATIENT)
-                before, after = map(min, zip((before, after), again, strict=True))
+                more = seconds(runs, enough=PATIENT)
+                before, after = map(min, zip((before, after), more, strict=True))
         module.memplan = replace(plan, seconds_before=before, seconds_after=after)
-        if after > self._slowest * before:
-            return self._unchanged(
-                f"it would take {after / before:.2f} times as long; the limit is "
-                f"{self._slowest:.2f}"
-            )
-        if plan.bytes_after > MAX_GROWTH * self._before:
+        return module
+
+    def _judged(self, module: Compiled) -> Compiled:
+        """The module; the model itself if it gains nothing."""
+        plan = module.memplan
+        if module.runner is None:
+            return module
+        if plan.slowdown > self._slowest:
+            return self._unchanged(f"it {_too_slow(module, self._slowest)}")
+        if plan.bytes_after > MAX_GROWTH * self.before:
             return self._unchanged(
                 f"it would need {format_bytes(plan.bytes_after)} of memory, the model "
-                f"needs {format_bytes(self._before)}"
+                f"needs {format_bytes(self.before)}"
             )
-        if plan.bytes_after >= self._before and after >= before:
+        if plan.bytes_after >= self.before and plan.slowdown >= 1:
             return self._unchanged("it would save neither memory nor time")
         return module
+
+
+def _too_slow(module: Compiled, most: float) -> str:
+    ratio = module.memplan.slowdown
+    return f"would take {ratio:.2f} times as long; the limit is {most:.2f}"
+
+
+def _too_large(nearest: Compiled, limit: float, errors: Counter[str]) -> NoPlanError:
+    """The error for a budget; nearest: the module that needs least."""
+    plan, reasons = nearest.memplan, []
+    if plan.reason:
+        reasons.append(plan.reason)
+    if errors:
+        most = errors.most_common(1)[0][0]
+        reasons.append(f"{errors.total()} plans were dropped for errors, as in {most}")
+    why = f": {'; '.join(reasons)}" if reasons else ""
+    return NoPlanError(
+        f"the model needs {format_bytes(plan.bytes_after)} in one arena, above its "
+        f"budget of {format_bytes(int(limit))}{why}",
+        plan.bytes_after,
+    )
 
 
 def _requests(run: Run) -> int:

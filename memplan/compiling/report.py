@@ -18,12 +18,13 @@ class CompilePlan:
     the program runs, its results among them. requests_before, requests_after: to the
     allocator, each call. asking: operator -> how often a call has torch allocate its
     result. operators: of the program that runs, views included. loops: how many run in
-    chunks. order_proof: "bound" or "search" if no order of these operators needs less;
-    "" if one may. order_bound: bytes that every order needs. folded: bytes of constants
-    computed in advance, which are kept. packed: bytes of convolutions' weights that are
-    kept in their kernels' layout, beside the model's. error: largest relative error to
-    the model. seconds_before, seconds_after: the least of several runs in turns. plan:
-    the arena's plan, which says how good it is.
+    chunks. again: the values that are computed a second time. order_proof: "bound" or
+    "search" if no order of these operators needs less; "" if one may. order_bound:
+    bytes that every order needs. folded: bytes of constants computed in advance, which
+    are kept. packed: bytes of convolutions' weights that are kept in their kernels'
+    layout, beside the model's. error: largest relative error to the model.
+    seconds_before, seconds_after: the least of several runs in turns. plan: the arena's
+    plan, which says how good it is.
     """
 
     status: str
@@ -38,6 +39,7 @@ class CompilePlan:
     asking: dict[str, int] | None = None
     operators: int = 0
     loops: int = 0
+    again: tuple[str, ...] = ()
     order_proof: str = ""
     order_bound: int = 0
     folded: int = 0

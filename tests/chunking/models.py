@@ -97,3 +97,39 @@ class Counting(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         self.calls += 1
         return self.attention(x)
+
+
+class Skips(nn.Module):
+    """Down by pooling and up again, by the way named, with a skip at each of two
+    sides."""
+
+    def __init__(self, up: str) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+        self.middle = nn.Conv2d(8, 8, 3, padding=1)
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1)
+            if up == "transposed"
+            else nn.Upsample(
+                scale_factor=2,
+                mode=up.removesuffix("-corners"),
+                align_corners={"bilinear": False, "bilinear-corners": True}.get(up),
+            )
+            for _ in range(2)
+        )
+        self.join = nn.ModuleList(nn.Conv2d(16, 8, 3, padding=1) for _ in range(2))
+        self.head = nn.Conv2d(8, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = self.first(x)
+        two = self.second(nn.functional.max_pool2d(one, 2))
+        x = self.middle(nn.functional.max_pool2d(two, 2))
+        x = self.join[0](torch.cat([self.up[0](x), two], 1)).relu()
+        x = self.join[1](torch.cat([self.up[1](x), one], 1)).relu()
+        return self.head(x)
+
+
+def skips(up: str = "nearest") -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(2)
+    return Skips(up).eval(), torch.randn(1, 3, 64, 48)

@@ -21,7 +21,7 @@ from memplan.chunking.search import (  # noqa: E402
     Search,
     Trial,
 )
-from memplan.chunking.timing import Machine, calibrated  # noqa: E402
+from memplan.chunking.timing import Costs, calibrated  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
 from memplan.graph.export import export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
@@ -152,9 +152,7 @@ class Tried:
                     made.append(found)
                 return found
 
-        search = Watched(
-            Base(self.program), self.inference, Machine(), Effort(**effort)
-        )
+        search = Watched(Base(self.program), self.inference, Costs(), Effort(**effort))
         search.run(int(search.start.peak * share))
         self.program_peak = search.start.peak
         return made

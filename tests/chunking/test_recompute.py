@@ -20,52 +20,17 @@ from memplan.chunking.plan import Part, fingerprint  # noqa: E402
 from memplan.chunking.recompute import Base, again, bases, recomputable  # noqa: E402
 from memplan.chunking.region import NotLoopableError  # noqa: E402
 from memplan.chunking.search import Search, Trial  # noqa: E402
-from memplan.chunking.timing import Machine  # noqa: E402
+from memplan.chunking.timing import Costs  # noqa: E402
 from memplan.errors import InputError  # noqa: E402
 from memplan.graph.call import Signature  # noqa: E402
 from memplan.graph.capture import export_parts  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
 from memplan.graph.liveness import profile  # noqa: E402
 from memplan.graph.measure import activation_peak  # noqa: E402
+from tests.chunking.models import skips  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ANY = memplan.ChunkOptions(max_slowdown=None)
-
-
-class Skips(nn.Module):
-    """Down by pooling and up again, by the way named, with a skip at each of two
-    sides."""
-
-    def __init__(self, up: str) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
-        self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
-        self.middle = nn.Conv2d(8, 8, 3, padding=1)
-        self.up = nn.ModuleList(
-            nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1)
-            if up == "transposed"
-            else nn.Upsample(
-                scale_factor=2,
-                mode=up.removesuffix("-corners"),
-                align_corners={"bilinear": False, "bilinear-corners": True}.get(up),
-            )
-            for _ in range(2)
-        )
-        self.join = nn.ModuleList(nn.Conv2d(16, 8, 3, padding=1) for _ in range(2))
-        self.head = nn.Conv2d(8, 1, 1)
-
-    def forward(self, x: Any) -> Any:
-        one = self.first(x)
-        two = self.second(nn.functional.max_pool2d(one, 2))
-        x = self.middle(nn.functional.max_pool2d(two, 2))
-        x = self.join[0](torch.cat([self.up[0](x), two], 1)).relu()
-        x = self.join[1](torch.cat([self.up[1](x), one], 1)).relu()
-        return self.head(x)
-
-
-def skips(up: str = "nearest") -> tuple[Any, Any]:
-    torch.manual_seed(2)
-    return Skips(up).eval(), torch.randn(1, 3, 64, 48)
 
 
 def exports_of(model: Any, x: Any) -> Any:
@@ -79,7 +44,7 @@ def program_of(model: Any, x: Any) -> Any:
 def lowest(base: Base, exports: Any) -> Trial:
     """What a search without a clock comes to."""
     endless = Effort(seconds=math.inf)
-    search = Search(base, exports.inference, Machine(), endless)
+    search = Search(base, exports.inference, Costs(), endless)
     search.run(1)
     return search.best
 

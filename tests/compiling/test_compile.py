@@ -104,6 +104,26 @@ def test_a_budget_is_kept_by_loops(budget: str) -> None:
     assert difference <= 1e-5
 
 
+def test_a_decoder_goes_far_below_its_skips() -> None:
+    """Skips take most of the memory, so one is computed again."""
+    model, x = models.skips("transposed")
+    module = compiled(model, x, budget="30%")
+    assert module.memplan.again
+    assert module.memplan.bytes_after <= 0.3 * module.memplan.bytes_before
+    with torch.no_grad():
+        assert torch.allclose(module(x), model(x), atol=1e-5)
+
+
+def test_a_budget_that_is_kept_too_slowly_is_refused() -> None:
+    model, x = models.attention(tokens=256)
+    options = memplan.CompileOptions(max_slowdown=1e-6)
+    with pytest.raises(NoPlanError, match="times as long") as caught:
+        memplan.compile(model, x, "40%", options)
+    assert caught.value.peak
+    least = memplan.compile(model, x, "min", options)
+    assert least.memplan.status == "unchanged"
+
+
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     model, x = perceptron()
     with pytest.raises(NoPlanError, match="budget"):

@@ -1,0 +1,238 @@
+"""The way down to a budget: search, build, measure, and aim lower where that fails."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+from memplan.chunking.options import ChunkOptions
+from memplan.chunking.recompute import Base, bases
+from memplan.chunking.search import Search, Trial
+from memplan.chunking.timing import Costs
+from memplan.graph.capture import Exports, Target
+from memplan.graph.program import Program
+
+BUILT = 3  # modules that are built for a goal, not only estimated
+STEPS_DOWN = 24  # at most, of the search for the least budget
+NEAR = 0.95  # that search ends when the highest failed budget is this near the best
+ROUNDS = 4  # tries with a tighter goal, if a module needs more than estimated
+
+Made = TypeVar("Made")
+
+
+class Bench(Protocol[Made]):
+    """Makes modules of trials, and measures them.
+
+    before: bytes that the model needs. internal_errors: how many regions or modules
+    each defect of memplan dropped.
+    """
+
+    before: int
+    internal_errors: Counter[str]
+
+    def build(self, trials: Mapping[str, Trial], limit: int) -> Made | None:
+        """The correct module of a trial for each part; None if there is none."""
+
+    def peak(self, module: Made) -> int:
+        """The bytes that it needs, as measured."""
+
+    def settled(self, module: Made, enough: float) -> bool:
+        """Whether it is known already to take at most `enough` times the model's time,
+        so that no other need be built."""
+
+    def fastest(self, modules: Sequence[Made], enough: float) -> Made:
+        """The fastest of some modules, at least one, timed; more thoroughly where a
+        ratio is above `enough`."""
+
+    def slowdown(self, module: Made) -> float:
+        """The time over the model's, of a module that `fastest` gave."""
+
+
+@dataclass
+class Tried:
+    """What a search begins with, the largest room in which it found nothing, and what
+    came nearest then."""
+
+    base: Base
+    failed: int = 0
+    best: Trial | None = None
+
+
+class Tries:
+    """What searches of a program begin with; each is made when it is first needed."""
+
+    def __init__(self, program: Program, costs: Costs) -> None:
+        self.known: list[Tried] = []
+        self._more = bases(program, costs.beside)
+
+    def __iter__(self) -> Iterator[Tried]:
+        yield from tuple(self.known)
+        for base in self._more:
+            self.known.append(Tried(base))
+            yield self.known[-1]
+
+
+class Descent(Generic[Made]):
+    """Searches the parts of a model for a budget, and for the least one.
+
+    nearest: the module that came nearest to the last budget. interrupted: whether
+    Ctrl-C ended a search.
+    """
+
+    def __init__(
+        self,
+        exports: Exports,
+        bench: Bench[Made],
+        costs: Costs,
+        whole: float,
+        options: ChunkOptions,
+        built: int = BUILT,
+    ) -> None:
+        """whole: seconds of a run of the model. built: modules built for a goal."""
+        self.nearest: Made | None = None
+        self.interrupted = False
+        self._exports, self._bench, self._costs = exports, bench, costs
+        self._whole, self._options, self._built = whole, options, built
+        self._tries: dict[str, Tries] = {}  # of each part
+        limit = options.time_limit
+        self._stop = math.inf if limit is None else time.monotonic() + limit
+
+    def fastest(self, modules: Sequence[Made]) -> tuple[Made, bool]:
+        """The fastest of some modules, at least one; whether it is fast enough."""
+        enough = self._options.enough
+        module = self._bench.fastest(modules, enough)
+        return module, self._bench.slowdown(module) <= enough
+
+    def least(self) -> tuple[Made | None, bool]:
+        """The module with the lowest peak, and whether it is fast enough; None if none
+        needs less than the model.
+
+        By bisection between the best budget found and the highest that failed. A module
+        that is too slow counts only if all are.
+        """
+        peak = self._bench.peak
+        best: Made | None = None
+        slow: Made | None = None
+        before = self._bench.before
+        low, high, limit = 0, before, before // 2
+        for _ in range(STEPS_DOWN):
+            try:
+                found = self.within(limit)
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                self.interrupted = True
+                break
+            found = found or ([] if self.nearest is None else [self.nearest])
+            lower = [each for each in found if peak(each) < high]
+            module, fast = self.fastest(lower) if lower else (None, True)
+            if module is None or peak(module) > limit or not fast:
+                low = limit
+            if module is not None and fast:
+                best, high = module, peak(module)
+            elif module is not None:
+                slow = module
+            if self.interrupted or low > NEAR * high or time.monotonic() > self._stop:
+                break
+            limit = (low + high) // 2 if low else int(0.85 * high)
+        return (slow, False) if best is None else (best, True)
+
+    def within(self, limit: int) -> list[Made]:
+        """Correct modules whose measured peak is at most `limit` bytes, best first.
+
+        Raises KeyboardInterrupt if Ctrl-C ended the search before there was one.
+        """
+        goal, peak = limit, self._bench.peak
+        self.nearest = None
+        for _ in range(ROUNDS):
+            good: list[Made] = []
+            short = []  # estimated and measured peaks of the modules that do not fit
+            for trials in self._trials(goal):
+                try:
+                    module = self._bench.build(trials, limit)
+                except KeyboardInterrupt:
+                    self.interrupted = True
+                    break
+                if module is None:
+                    continue
+                needs = peak(module)
+                if self.nearest is None or needs < peak(self.nearest):
+                    self.nearest = module
+                if needs <= limit:
+                    good.append(module)
+                    if self._bench.settled(module, self._options.enough):
+                        return [module]
+                else:
+                    short.append((self._estimated(trials), needs))
+                if len(good) + len(short) == self._built:
+                    break
+            if self.interrupted and not good:
+                raise KeyboardInterrupt
+            if good or not short or min(short)[0] > goal:  # nothing lower is known
+                return good
+            estimated, measured = min(short, key=lambda pair: pair[1])
+            goal = int(min(goal * 0.97, limit * estimated / measured))
+        return []
+
+    def _estimated(self, trials: dict[str, Trial]) -> int:
+        """The estimated peak of all parts together."""
+        targets = self._exports.targets
+        return max(each.outside + trials[each.path].peak for each in targets)
+
+    def _trials(self, goal: int) -> list[dict[str, Trial]]:
+        """Ways to keep to `goal` bytes: each has a trial for every exported part."""
+        ways: list[dict[str, Trial]] = []
+        for target in self._exports.targets:
+            chosen = self._chosen(target, max(1, goal - target.outside))
+            if not ways:
+                ways = [{} for _ in chosen]
+            for i, way in enumerate(ways):
+                way[target.path] = chosen[min(i, len(chosen) - 1)]
+        return ways
+
+    def _chosen(self, target: Target, room: int) -> list[Trial]:
+        """Trials of a part within `room` bytes, or the one that comes nearest."""
+        if target.path not in self._tries:
+            self._tries[target.path] = Tries(target.program, self._costs)
+        tries = self._tries[target.path]
+        for tried in tries:
+            if room <= tried.failed:
+                continue
+            search = self._search(tried.base)
+            if found := self._found(search, room):
+                return found
+            tried.failed, tried.best = room, search.best
+        nearest = [each.best for each in tries.known if each.best]
+        return [min(nearest, key=lambda trial: trial.peak)]
+
+    def _found(self, search: Search, room: int) -> list[Trial]:
+        """Trials within `room` bytes; after Ctrl-C, those found so far."""
+        if search.start.peak <= room:
+            return [search.start]
+        if self.interrupted:
+            return []
+        try:
+            return search.run(room)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            done = [trial for trial in search.done if trial.peak <= room]
+            return sorted(done, key=lambda trial: trial.seconds)
+
+    def _search(self, base: Base) -> Search:
+        effort = self._options.effort
+        left = max(0.0, self._stop - time.monotonic())
+        seconds = min(effort.seconds, left) / len(self._exports.targets)
+        search = Search(
+            base,
+            self._exports.inference,
+            self._costs,
+            replace(effort, seconds=seconds),
+            self._options.progress,
+            self._whole,
+        )
+        search.errors = self._bench.internal_errors
+        return search

@@ -1,0 +1,121 @@
+"""The way down to a budget, with modules that are numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import memplan
+from memplan.chunking.canonical import searchable
+from memplan.chunking.descent import Descent
+from memplan.chunking.options import Effort
+from memplan.chunking.search import Trial
+from memplan.chunking.timing import Costs, Machine
+from memplan.graph.call import Signature
+from memplan.graph.capture import Exports, export_parts
+from memplan.graph.program import Op, Program
+from tests.chunking.models import attention
+
+pytestmark = pytest.mark.torch
+ENDLESS = Effort(seconds=math.inf)
+
+
+@dataclass
+class Counted:
+    """Modules are trials that need `more` times their estimate and take `slower` times
+    as long; each is built once."""
+
+    before: int
+    more: float = 1.0
+    slower: float = 1.0
+    known: bool = True
+    internal_errors: Counter[str] = field(default_factory=Counter)
+    built: list[Trial] = field(default_factory=list)
+
+    def build(self, trials: Mapping[str, Trial], limit: int) -> Trial | None:
+        (trial,) = trials.values()
+        self.built.append(trial)
+        return trial
+
+    def peak(self, module: Trial) -> int:
+        return int(self.more * module.peak)
+
+    def settled(self, module: Trial, enough: float) -> bool:
+        return self.known and self.slower <= enough
+
+    def slowdown(self, module: Trial) -> float:
+        return self.slower
+
+    def fastest(self, modules: Sequence[Trial], enough: float) -> Trial:
+        return modules[0]
+
+
+@pytest.fixture(scope="module")
+def exports() -> Exports:
+    model, x = attention(tokens=256)
+    return export_parts(model, Signature().arranged(model, (x,), {}), searchable)
+
+
+def descent(exports: Exports, bench: Any, **given: Any) -> Any:
+    options = memplan.ChunkOptions(effort=ENDLESS, max_slowdown=2.0)
+    costs = given.pop("costs", Costs(Machine()))
+    return Descent(exports, bench, costs, 1.0, options, **given)
+
+
+def whole(exports: Exports) -> int:
+    bench = Counted(0)
+    return int(descent(exports, bench).within(1 << 40)[0].peak)
+
+
+def test_a_bench_that_knows_builds_one_module(exports: Exports) -> None:
+    before = whole(exports)
+    for known, built in ((True, 1), (False, 3)):
+        bench = Counted(before, known=known)
+        found = descent(exports, bench).within(before // 2)
+        assert len(found) == len(bench.built) == built
+        assert all(bench.peak(each) <= before // 2 for each in found)
+
+
+def test_what_needs_more_than_estimated_has_a_lower_goal(exports: Exports) -> None:
+    before = whole(exports)
+    bench = Counted(before, more=1.3)
+    (found,) = descent(exports, bench, built=1).within(before // 2)
+    assert bench.peak(found) <= before // 2
+    assert len(bench.built) > 1
+    assert bench.peak(bench.built[0]) > before // 2
+
+
+def test_the_nearest_is_built_once(exports: Exports) -> None:
+    bench = Counted(whole(exports))
+    search = descent(exports, bench)
+    assert search.within(10) == []
+    assert bench.built == [search.nearest]
+
+
+def test_the_least_is_fast_enough_or_known_to_be_slow(exports: Exports) -> None:
+    before = whole(exports)
+    bench = Counted(before)
+    module, fast = descent(exports, bench).least()
+    assert fast and bench.peak(module) == min(map(bench.peak, bench.built)) < before
+    slow, fast = descent(exports, replace(bench, slower=3.0)).least()
+    assert not fast and bench.peak(slow) < before
+
+
+def test_costs_decide_what_is_found(exports: Exports) -> None:
+    """What operators need of their own counts with operands and results."""
+
+    def much(program: Program, op: Op) -> int:
+        return 1 << 30
+
+    before = whole(exports)
+    bench = Counted(before)
+    search = descent(exports, bench, costs=Costs(Machine(), much))
+    assert search.within(before // 2) == []
+    assert search.nearest.peak > 1 << 30
