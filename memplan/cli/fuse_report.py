@@ -11,7 +11,8 @@ from memplan.cli import show
 from memplan.cli.chunk_report import place
 from memplan.fusing.collapse import pools_of, sizes
 from memplan.fusing.examine import Examined
-from memplan.fusing.summary import LayerOutcome, Part, Run
+from memplan.fusing.layers import Layer
+from memplan.fusing.summary import Part, Run
 from memplan.units import format_bytes, format_seconds
 from memplan.version import __version__
 
@@ -141,8 +142,7 @@ def _predicted(found: Examined) -> list[tuple[str, str]]:
     runs = [run for part in found.summary.parts for run in part.found]
     if not runs:
         return []
-    moved = [run.traffic for run in runs]
-    whole, saved = sum(each.layerwise for each in moved), sum(m.saved for m in moved)
+    whole, saved = sum(run.traffic[0] for run in runs), sum(run.saved for run in runs)
     return [
         ("paper stacks", f"{count(len(runs), 'stack')} with {_inside(runs)}"),
         (
@@ -171,7 +171,7 @@ def _not_fused(parts: Iterable[Part]) -> list[tuple[str, str]]:
     return rows
 
 
-def _path(part: Part, layer: LayerOutcome) -> str:
+def _path(part: Part, layer: Layer) -> str:
     return f"{part.path}.{layer.place}" if part.path else layer.place
 
 
@@ -194,7 +194,7 @@ def _of(part: Part) -> str:
 
 
 def _outcome(
-    layer: LayerOutcome, part: Part, names: dict[str, str], numbers: dict[str, int]
+    layer: Layer, part: Part, names: dict[str, str], numbers: dict[str, int]
 ) -> str:
     if layer.became == "convolution":
         return f"convolution: {layer.kernel}"
@@ -227,12 +227,12 @@ def _listed(title: str, runs: Sequence[Run], part: Part, found: Examined) -> Non
     for number, run in enumerate(runs, 1):
         for line in _stack(number, run, names, part.limit):
             show.line(line)
-        moved = run.traffic
+        moved, saved = run.traffic[0], run.saved
         outcomes = Counter(became[name] for name in run.layers)
-        gain = format_seconds(moved.saved / found.bandwidth) if moved.saved else "none"
+        gain = format_seconds(saved / found.bandwidth) if saved else "none"
         show.line(
-            f"      predicted gain {gain}: {format_bytes(moved.saved)} of "
-            f"{format_bytes(moved.layerwise)} of traffic"
+            f"      predicted gain {gain}: {format_bytes(saved)} of "
+            f"{format_bytes(moved)} of traffic"
             + (f"; here {', '.join(_outcomes(outcomes))}" if not run.by else "")
         )
 
@@ -294,14 +294,14 @@ def _part_entry(part: Part, bandwidth: float) -> dict[str, Any]:
 
 
 def _stack_entry(run: Run, bandwidth: float) -> dict[str, Any]:
-    moved = run.traffic
+    layerwise, depth_first = run.traffic
     return {
         **show.picked(run, "name", "layers", input="shape", runs_by="by"),
         "operations": len(run.stack.operations),
         "steps": len(run.stack.steps),
-        "traffic_bytes": moved.layerwise,
-        "traffic_bytes_fused": moved.depth_first,
-        "predicted_gain_seconds": moved.saved / bandwidth,
+        "traffic_bytes": layerwise,
+        "traffic_bytes_fused": depth_first,
+        "predicted_gain_seconds": run.saved / bandwidth,
         "sequences": [
             {
                 "steps": [
@@ -337,13 +337,13 @@ def picture(found: Examined) -> Figure:
     return draw(drawn, name)
 
 
-def _label(layer: LayerOutcome) -> str:
+def _label(layer: Layer) -> str:
     from memplan.fusing.operators import OPERATORS
 
-    if layer.kind in OPERATORS:
-        return OPERATORS[layer.kind].label or layer.kind
-    own = layer.operator.lower() if layer.kind in ("call", "same") else layer.kind
-    return _LABELS.get(layer.kind, own)
+    if layer.does in OPERATORS:
+        return OPERATORS[layer.does].label or layer.does
+    own = layer.operator.lower() if layer.kind in ("call", "same") else layer.does
+    return _LABELS.get(layer.does, own)
 
 
 def _drawn(run: Run, numbers: dict[str, int]) -> list[DrawnSequence]:

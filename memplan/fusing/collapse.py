@@ -75,11 +75,10 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Stack:
-    """Operations that run as one, collapsed for planes of one height and width."""
+    """Operations that run as one, collapsed into sequences."""
 
     operations: tuple[Operation, ...]
-    sequences: tuple[Sequence, ...]
-    plane: tuple[int, int]
+    sequences: tuple[Sequence, ...] = ()
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -97,9 +96,7 @@ class Stack:
 
         Neither the plane's size nor operands' values are in it.
         """
-        return " | ".join(
-            "; ".join(map(repr_of, sequence.steps)) for sequence in self.sequences
-        )
+        return repr([sequence.steps for sequence in self.sequences])
 
     def out_size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of what comes out; raises UsageError if that is nothing."""
@@ -147,13 +144,9 @@ def collapse(
     max_steps: the most steps a sequence may have; the paper's
     strategies are 1, 5 and None, for any number.
     A step that exceeds the device's limit by itself is a sequence of its own. Raises
-    UsageError if there are no operations, or nothing is left of the plane.
+    UsageError if nothing is left of the plane.
     """
     listed = tuple(operations)
-    if not listed:
-        raise UsageError("a stack needs at least one operation")
-    if max_steps is not None and max_steps < 1:
-        raise UsageError(f"a sequence needs at least one step, not {max_steps}")
     sequences: list[Sequence] = []
     current: list[Step] = []
     at = plane  # where the current sequence starts
@@ -161,30 +154,14 @@ def collapse(
         together = pools_of([*current, step])
         sizes(together, *at)
         full = len(current) == max_steps
-        if current and (full or fit(together, at, device).bytes > device.limit):
+        if current and (full or fit(together, at, device)[1] > device.limit):
             sequences.append(_sequence(current, at, device))
             at = sizes(pools_of(current), *at)[-1]
             current = []
         current.append(step)
     sequences.append(_sequence(current, at, device))
-    return Stack(listed, tuple(sequences), plane)
+    return Stack(listed, tuple(sequences))
 
 
 def _sequence(steps: list[Step], plane: tuple[int, int], device: Device) -> Sequence:
     return Sequence(tuple(steps), *fit(pools_of(steps), plane, device))
-
-
-def repr_of(step: Step) -> str:
-    """A step to the last digit of its numbers, and every number of its pool."""
-    return ", ".join(
-        repr(_numbers(each.pool))
-        if each.pool is not None
-        else repr((each.kind, *each.numbers))
-        for each in step.operations
-    )
-
-
-def _numbers(pool: Pool) -> tuple[object, ...]:
-    """Those of a pool, without what most have none of."""
-    numbers = tuple(pool)
-    return numbers if any(pool.behind) else numbers[:-1]

@@ -17,10 +17,10 @@ from memplan.fusing.options import FuseOptions
 from memplan.fusing.summary import Summary, copy_bandwidth, peak_bytes, summary
 from memplan.graph.call import Inputs
 from memplan.graph.check import relative_error
+from memplan.graph.clock import in_turns
 
 ROUNDS = 5  # in which the model and the fused one are timed
-MOST_CALLS = 30  # in one turn
-TURN_SECONDS = 0.15
+TURN_SECONDS = 0.15  # of a turn, in which a model is called several times
 
 _UNCHANGED = "the model runs unchanged: "  # a warning's text, before the reason
 
@@ -128,19 +128,9 @@ def _turns(runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     turns: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(ROUNDS):
         for name in sorted(runs, reverse=number % 2 == 1):
-            turns[name].append(_turn(runs[name]))
+            (took,) = in_turns([runs[name]], enough=TURN_SECONDS, least=(1, 1))
+            turns[name].append(median(took))
     return turns
-
-
-def _turn(run: Callable[[], object]) -> float:
-    """Seconds of one call: the median of some, after one that fills the caches."""
-    run()
-    found: list[float] = []
-    while len(found) < MOST_CALLS and sum(found) < TURN_SECONDS:
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return median(found)
 
 
 def _ratios(turns: dict[str, list[float]]) -> dict[str, float]:

@@ -29,11 +29,7 @@ UNROLLED = (3, 5, 7)  # taps across of depthwise convolutions that have their ow
 
 def is_depthwise(stack: Stack) -> bool:
     """Whether it is a depthwise convolution between element-wise operations."""
-    pools = [step.pool for step in stack.steps if step.pool is not None]
-    depthwise = any(pool.mode == "depthwise" for pool in pools)
-    if depthwise and len(pools) > 1:
-        raise UsageError("a stack with a depthwise convolution has no other pools")
-    return depthwise
+    return any(each.pool and each.pool.mode == "depthwise" for each in stack.steps)
 
 
 def kernel_name(stack: Stack, dtype: str, layout: str) -> str:

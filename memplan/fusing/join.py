@@ -20,65 +20,27 @@ from memplan.fusing.layers import (
     Layer,
     Network,
     Node,
-    Norm,
-    Operand,
     StackNode,
 )
 from memplan.fusing.operators import Operation, Pool
 from memplan.fusing.options import Joining
-from memplan.graph.program import Op, Ref, mapped, refs
+from memplan.graph.program import refs
 from memplan.graph.weights import Weights
 
 DEFAULT = Joining()
 
 
-def join(network: Network, joining: Joining = DEFAULT) -> tuple[list[Node], object]:
-    """The nodes of a network, in an order that they can run in, and its outputs."""
-    same = _same(network)
-    layers = [_renamed(each, same) for each in network.layers if each.kind != "same"]
-    outputs = mapped(network.outputs, lambda ref: Ref(same.get(ref.name, ref.name)))
-    users = Counter(name for layer in layers for name in layer.inputs)
-    for layer in layers:
-        if layer.kind == "call":
-            users.subtract(layer.inputs)
-            users.update(layer.op.operands())
-    users.update(refs(outputs))
-    nodes = _Joiner(network, joining, layers, users).nodes()
-    return nodes, outputs
-
-
-def _same(network: Network) -> dict[str, str]:
-    """Of values that are others', whose they are."""
-    same: dict[str, str] = {}
-    for layer in network.layers:
-        if layer.kind == "same":
-            source = layer.inputs[0]
-            same[layer.name] = same.get(source, source)
-    return same
-
-
-def _renamed(layer: Layer, same: dict[str, str]) -> Layer:
-    if not same:
-        return layer
-    old = layer.op
-    args, kwargs = mapped(
-        (old.args, old.kwargs), lambda ref: Ref(same.get(ref.name, ref.name))
-    )
-    op = Op(old.name, old.target, args, kwargs, old.line)
-    inputs = [same.get(name, name) for name in layer.inputs]
-    return replace(layer, inputs=inputs, op=op)
+def join(network: Network, joining: Joining = DEFAULT) -> list[Node]:
+    """The nodes of a network, in an order that they can run in."""
+    return _Joiner(network, joining).nodes()
 
 
 class _Joiner:
-    def __init__(
-        self,
-        network: Network,
-        joining: Joining,
-        layers: list[Layer],
-        users: Counter[str],
-    ) -> None:
+    def __init__(self, network: Network, joining: Joining) -> None:
         self._network, self._joining = network, joining
-        self._layers, self._users = layers, users
+        self._layers = [each for each in network.layers if each.kind != "same"]
+        self._users = Counter(name for each in self._layers for name in each.inputs)
+        self._users.update(refs(network.outputs))
         self._nodes: list[Node] = []
         self._pads: dict[str, Layer] = {}
         self._made: dict[str, Node] = {}  # value -> the last node that makes it
@@ -97,17 +59,17 @@ class _Joiner:
         if layer.kind == "convolution":
             assert layer.convolution is not None
             self._convolution(layer, layer.convolution)
-            return
         elif layer.kind == "operation":
             if not (self._into_convolution(layer) or self._onto_stack(layer)):
-                self._start_stack(layer)
+                stack = StackNode(layer.name, layer.inputs[0])
+                stack.append(layer, layer.inputs[1:])
+                self._add(stack)
         elif layer.kind == "cat":
-            self._add(Concat(layer.name, layer.inputs))
+            self._add(Concat(layer.name, layer.inputs, [layer.name]))
         else:
-            self._add(EagerOp(layer.name, layer.op, layer.reason))
+            self._add(EagerOp(layer.name, layer.op, layer.reason, [layer.name]))
             if layer.kind == "pad" and self._joining.prologues:
                 self._pads[layer.name] = layer
-        self._nodes[-1].layers.append(layer.name)
 
     def _convolution(self, layer: Layer, convolution: Convolution) -> None:
         """A node of its own; it pads what was padded before it by itself."""
@@ -117,10 +79,9 @@ class _Joiner:
             padded = convolution.padded(pad.pad)
             if not any(padded.behind) or self._apart(layer, padded):
                 convolution, source = padded, pad.inputs[0]
-                self._nodes.remove(node)
-                del self._made[node.value]
+                self._remove(node)
                 names.append(pad.name)
-        self._add(FusedConv(layer.name, source, convolution, layers=names))
+        self._add(FusedConv(layer.name, source, convolution, names))
 
     def _apart(self, layer: Layer, convolution: Convolution) -> bool:
         """Whether a convolution takes every channel by itself."""
@@ -132,10 +93,13 @@ class _Joiner:
         self._nodes.append(node)
         self._made[node.value] = node
 
-    def _again(self, node: Node, value: str) -> None:
-        """A node computes more, and runs when all that it takes is there."""
+    def _remove(self, node: Node) -> None:
         self._nodes.remove(node)
         del self._made[node.value]
+
+    def _again(self, node: Node, value: str) -> None:
+        """A node computes more, and runs when all that it takes is there."""
+        self._remove(node)
         node.value = value
         self._add(node)
 
@@ -145,64 +109,39 @@ class _Joiner:
 
     def _into_convolution(self, layer: Layer) -> bool:
         """Join an operation to the convolution whose result it takes, if it can be."""
-        operation = layer.operation
-        assert operation is not None
-        node = self._only(layer.inputs[0])
-        epilogues = self._joining.epilogues
-        if operation.kind == "add" and epilogues:
-            node = self._latest_convolution(layer)
-            if node is None or layer.inputs[0] == layer.inputs[1]:
-                return False
-            others = [name for name in layer.inputs if name != node.value]
-            node.added = others[0]
-        elif not isinstance(node, FusedConv) or node.activation is not None:
+        assert layer.operation is not None
+        kind, epilogues = layer.operation.kind, self._joining.epilogues
+        if kind == "add" and epilogues and layer.inputs[0] != layer.inputs[1]:
+            # Of two convolutions, the later one takes the other's result in.
+            found = [self._only(name) for name in layer.inputs]
+            plain = [each for each in found if each and _is_convolution(each)]
+            node = max(plain, key=self._nodes.index, default=None)
+        else:
+            node = self._only(layer.inputs[0])
+        if not isinstance(node, FusedConv) or node.activation is not None:
             return False
-        elif operation.kind == "affine" and self._joining.norms and layer.norm:
-            if node.added is not None:
-                return False
+        if kind in ("add", "relu", "clamp") and epilogues:
+            others = [name for name in layer.inputs if name != node.value]
+            node.after.append(layer, others)
+        elif layer.norm and self._joining.norms and _is_convolution(node):
             node.norms.append(layer.norm)
-        elif operation.kind == "relu" and epilogues:
-            node.activation = (0.0, float("inf"))
-        elif operation.kind == "clamp" and epilogues:
-            node.activation = (operation.numbers[0], operation.numbers[1])
+            node.layers.append(layer.name)
         else:
             return False
         self._again(node, layer.name)
         return True
 
-    def _latest_convolution(self, layer: Layer) -> FusedConv | None:
-        """Of an addition's two operands, the convolution that can take the other in."""
-        found = [
-            node
-            for node in (self._only(name) for name in layer.inputs)
-            if isinstance(node, FusedConv)
-            and node.added is None
-            and node.activation is None
-        ]
-        return max(found, key=self._nodes.index, default=None)
-
     def _onto_stack(self, layer: Layer) -> bool:
         assert layer.operation is not None
+        turns = (0, 1) if layer.operation.kind == "add" else (0,)
         for position, name in enumerate(layer.inputs):
             node = self._only(name)
-            turned = position == 1
-            if turned and layer.operation.kind != "add":
-                continue
-            if isinstance(node, StackNode):
-                node.operations.append(layer.operation)
-                if layer.norm is not None:
-                    node.operands.append(layer.norm)
-                others = layer.inputs[:1] if turned else layer.inputs[1:]
-                node.operands.extend(others)
+            if position in turns and isinstance(node, StackNode):
+                others = layer.inputs[:1] if position else layer.inputs[1:]
+                node.append(layer, others)
                 self._again(node, layer.name)
                 return True
         return False
-
-    def _start_stack(self, layer: Layer) -> None:
-        assert layer.operation is not None
-        norms = [] if layer.norm is None else [layer.norm]
-        operands: list[Operand] = [*norms, *layer.inputs[1:]]
-        self._add(StackNode(layer.name, layer.inputs[0], [layer.operation], operands))
 
     def _move_pools(self) -> None:
         """Average pooling commutes with a 1×1 convolution, and then there is less of
@@ -211,25 +150,31 @@ class _Joiner:
             if not isinstance(node, StackNode) or len(node.operations) != 1:
                 continue
             convolution = self._only(node.source)
-            if not _averages(node) or not _is_plain_pointwise(convolution):
+            if not (isinstance(convolution, FusedConv) and _averages(node)):
                 continue
-            assert isinstance(convolution, FusedConv)
             source = self._only(convolution.source)
-            if not isinstance(source, StackNode):
+            if not (isinstance(source, StackNode) and self._is_pointwise(convolution)):
                 continue
-            self._nodes.remove(node)
+            self._remove(node)
             self._pool(source, node)
             convolution.source = source.value
-            self._made[node.value] = convolution
-            del self._made[convolution.value]
-            self._nodes.remove(convolution)
+            self._remove(convolution)
             convolution.value = node.value
+            self._made[node.value] = convolution
             self._nodes.insert(self._nodes.index(source) + 1, convolution)
+
+    def _is_pointwise(self, node: FusedConv) -> bool:
+        """Whether it is a 1×1 convolution without anything behind it: one without
+        strides or padding whose planes stay as large."""
+        before, after = (self._network.shapes[x] for x in (node.source, node.value))
+        given = node.convolution
+        plain = (given.stride, given.padding, given.behind) == ((1, 1), (0, 0), (0, 0))
+        return plain and _is_convolution(node) and before[2:] == after[2:]
 
     def _pool(self, source: StackNode, node: StackNode) -> None:
         """Give a stack the pooling of another, and its value, a new one, a shape."""
         n, c, *_ = self._network.shapes[source.value]
-        pooled = f"{source.value}.pooled"  # no traced value has a name with a dot
+        pooled = f"{source.value}.pooled"  # no captured value has a name with a dot
         self._network.shapes[pooled] = (n, c, *self._network.shapes[node.value][2:])
         self._network.dtypes[pooled] = self._network.dtypes[source.value]
         source.operations += node.operations
@@ -241,71 +186,39 @@ class _Joiner:
 
     def _join_prologues(self) -> None:
         for node in list(self._nodes):
-            if not isinstance(node, FusedConv) or node.before is not None:
-                continue
-            source = self._only(node.source)
-            if not isinstance(source, StackNode):
+            source = self._only(node.source) if isinstance(node, FusedConv) else None
+            if not isinstance(node, FusedConv) or not isinstance(source, StackNode):
                 continue
             kinds = [each.kind for each in source.operations]
-            norms = source.operands
-            if kinds not in (["affine"], ["affine", "relu"]):
-                continue
-            assert isinstance(norms[0], Norm)
-            node.before, node.rectified = norms[0], len(kinds) == 2
-            node.source = source.source
-            node.layers += source.layers
-            self._nodes.remove(source)
-            del self._made[source.value]
+            if kinds in (["affine"], ["affine", "relu"]):
+                node.before, node.source = source, source.source
+                self._remove(source)
+
+
+def _is_convolution(node: Node) -> bool:
+    """Whether it is a convolution without anything behind it but normalisations."""
+    return isinstance(node, FusedConv) and not node.after.operations
 
 
 def _averages(node: StackNode) -> bool:
     """Whether its pooling is of windows side by side, without padding."""
     pool = node.operations[0].pool
-    return (
-        pool is not None
-        and pool.mode == "average"
-        and pool.padding == (0, 0)
-        and pool.kernel == pool.stride
-        and not pool.ceil
-        and pool.divisor is None
+    return pool is not None and pool._replace(count_padding=True) == Pool(
+        "average", pool.kernel, pool.kernel
     )
 
 
-def _is_plain_pointwise(node: Node | None) -> bool:
-    """Whether it is a 1×1 convolution without anything behind it."""
-    return (
-        isinstance(node, FusedConv)
-        and node.convolution.stride == (1, 1)
-        and node.convolution.padding == (0, 0)
-        and node.convolution.behind == (0, 0)
-        and node.activation is None
-        and node.added is None
-    )
-
-
-def without_prologues(
-    nodes: list[Node], network: Network, kernels: dict[str, str]
-) -> list[Node]:
-    """The nodes with a stack before each convolution that runs by oneDNN and has a
-    normalisation joined in front; the stacks' values get shapes in `network`."""
+def without_prologues(nodes: list[Node], kernels: dict[str, str]) -> list[Node]:
+    """The nodes with the stack before each convolution that runs by oneDNN and has a
+    normalisation joined in front."""
     found: list[Node] = []
     for node in nodes:
-        own = not isinstance(node, FusedConv) or kernels[node.value] != "onednn"
-        if own or not isinstance(node, FusedConv) or node.before is None:
+        split = isinstance(node, FusedConv) and kernels[node.value] == "onednn"
+        if split and isinstance(node, FusedConv) and node.before is not None:
+            front = node.before
+            found += [front, replace(node, source=front.value, before=None)]
+        else:
             found.append(node)
-            continue
-        value = f"{node.value}.normed"  # no traced value has a name with a dot
-        network.shapes[value] = network.shapes[node.source]
-        network.dtypes[value] = network.dtypes[node.source]
-        operations = [Operation("affine")]
-        if node.rectified:
-            operations.append(Operation("relu"))
-        count = len(operations)  # the layers in front stand last
-        layers, rest = node.layers[-count:], node.layers[:-count]
-        found.append(StackNode(value, node.source, operations, [node.before], layers))
-        found.append(
-            replace(node, source=value, before=None, rectified=False, layers=rest)
-        )
     return found
 
 
@@ -339,20 +252,25 @@ def with_depthwise(
     takers = {node.source: node for node in nodes if isinstance(node, StackNode)}
     gone: set[str] = set()  # values of nodes that were taken in
     put: dict[str, Node] = {}  # nodes in the place of others, by their values
+
+    def joined(node: Node | None, between: str, wanted: bool) -> list[StackNode]:
+        """A stack, if it is element-wise, and no other convolution took it in."""
+        joins = (
+            isinstance(node, StackNode)
+            and wanted
+            and users[between] == 1
+            and node.value not in gone
+            and all(operation.elementwise for operation in node.operations)
+        )
+        return [node] if joins and isinstance(node, StackNode) else []
+
     for node in nodes:
-        if not isinstance(node, FusedConv) or node.value not in chosen:
-            continue
-        before = makers.get(node.source)
-        single = users[node.source] == 1 and joining.prologues
-        if not (single and _can_join(before, gone)):
-            before = None
-        behind = takers.get(node.value)
-        single = users[node.value] == 1 and joining.epilogues
-        if not (single and _can_join(behind, gone)):
-            behind = None
-        stack = _stack(node, weights, before, behind)
-        gone.update(each.value for each in (before, node, behind) if each is not None)
-        put[stack.value] = stack
+        if isinstance(node, FusedConv) and node.value in chosen:
+            front = joined(makers.get(node.source), node.source, joining.prologues)
+            behind = joined(takers.get(node.value), node.value, joining.epilogues)
+            stack = _stack(node, weights, front, behind)
+            gone |= {node.value, *(each.value for each in (*front, *behind))}
+            put[stack.value] = stack
     return [
         put.get(node.value, node)
         for node in nodes
@@ -360,74 +278,30 @@ def with_depthwise(
     ]
 
 
-def _can_join(node: Node | None, gone: Collection[str]) -> bool:
-    """Whether it is element-wise, and was not taken in by another convolution."""
-    return (
-        isinstance(node, StackNode)
-        and node.value not in gone
-        and all(operation.elementwise for operation in node.operations)
-    )
-
-
 def _stack(
-    node: FusedConv, weights: Weights, before: Node | None, behind: Node | None
+    node: FusedConv, weights: Weights, front: list[StackNode], behind: list[StackNode]
 ) -> DepthwiseStack:
     """One stack of all that is to be computed, in order."""
-    found = _Parts()
-    if isinstance(before, StackNode):
-        found.add_all(before)
-    prologue = (node.before is not None) + node.rectified
-    main = node.layers[: len(node.layers) - prologue]
-    if node.before is not None:
-        found.add(Operation("affine"), node.layers[len(main)], node.before)
-    if node.rectified:
-        found.add(Operation("relu"), node.layers[-1])
-    kernel = tuple(weights[node.convolution.weight].shape[2:])
     given = node.convolution
+    height, width = weights[given.weight].shape[2:]
     pool = Pool(
         "depthwise",
-        (int(kernel[0]), int(kernel[1])),
+        (int(height), int(width)),
         given.stride,
         given.padding,
         given.dilation,
         behind=given.behind,
     )
-    found.add(Operation("pool", pool=pool), main[0], node)
-    if node.added is not None:
-        at = -1 - (node.activation is not None)
-        found.add(Operation("add"), main[at], node.added)
-    if node.activation is not None:
-        relu = node.activation == (0.0, float("inf"))
-        activation = Operation("relu") if relu else Operation("clamp", node.activation)
-        found.add(activation, main[-1])
-    layers = list(node.layers)
-    if isinstance(before, StackNode):
-        layers = before.layers + layers
-    if isinstance(behind, StackNode):
-        found.add_all(behind)
-        layers = layers + behind.layers
-    last, first = behind or node, before if isinstance(before, StackNode) else node
+    operation = Operation("pool", pool=pool)
+    window = StackNode(node.value, node.source, [operation], [node], node.layers[:1])
+    before = [] if node.before is None else [node.before]
+    parts = [*front, *before, window, node.after, *behind]
     return DepthwiseStack(
-        *(last.value, first.source, found.operations, found.operands, layers),
+        behind[0].value if behind else node.value,
+        parts[0].source,
+        [each for part in parts for each in part.operations],
+        [each for part in parts for each in part.operands],
+        [each for part in parts for each in part.layers],
         convolution=node,
-        named=found.named,
+        around=[*front, *behind],
     )
-
-
-class _Parts:
-    """Operations in order, their operands and their layers."""
-
-    def __init__(self) -> None:
-        self.operations: list[Operation] = []
-        self.operands: list[Operand] = []
-        self.named: list[str] = []
-
-    def add(self, operation: Operation, layer: str, *operands: Operand) -> None:
-        self.operations.append(operation)
-        self.named.append(layer)
-        self.operands.extend(operands)
-
-    def add_all(self, stack: StackNode) -> None:
-        self.operations += stack.operations
-        self.named += stack.layers
-        self.operands += stack.operands

@@ -14,13 +14,7 @@ from torch import Tensor
 
 from memplan.errors import UsageError
 from memplan.fusing.collapse import Stack, sizes
-from memplan.fusing.generate import (
-    DTYPES,
-    LAYOUTS,
-    is_depthwise,
-    kernel_name,
-    source_of,
-)
+from memplan.fusing.generate import is_depthwise, kernel_name, source_of
 from memplan.fusing.kernels import headers
 from memplan.fusing.operators import Pool
 from memplan.fusing.patches import band_bytes
@@ -36,11 +30,6 @@ class TensorRef(NamedTuple):
     address: int
     image: int
     pixel: int
-
-
-def dtype_name(x: Tensor) -> str:
-    """As in "float32"."""
-    return str(x.dtype).removeprefix("torch.")
 
 
 def place(x: Tensor, layout: str) -> TensorRef | None:
@@ -69,44 +58,54 @@ def place(x: Tensor, layout: str) -> TensorRef | None:
     return TensorRef(x, x.data_ptr(), image, pixel)
 
 
-def in_layout(x: Tensor, layout: str) -> Tensor:
-    """The tensor itself if it is in this layout, else a copy that is."""
-    if place(x, layout) is not None:
-        return x
-    last = layout == "channels_last"
-    form = torch.channels_last if last else torch.contiguous_format
-    return torch.empty_like(x, memory_format=form).copy_(x)
+def check(
+    name: str,
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> None:
+    """Raise UsageError for a tensor of another shape, dtype or device."""
+    found = tuple(tensor.shape), tensor.dtype, str(tensor.device)
+    if found != (tuple(shape), dtype, device):
+        given, wanted = (
+            f"{size} of {kind} on {where}"
+            for size, kind, where in (found, (tuple(shape), dtype, device))
+        )
+        raise UsageError(f"the {name} is {given}, expected {wanted}")
 
 
-def operand_ref(
-    kind: str, operand: Tensor, shape: tuple[int, ...], x: Tensor, layout: str
+def lying(
+    name: str,
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    layout: str = "channels_last",
 ) -> TensorRef:
-    """An operand of this kind for values of this shape; raises UsageError.
-
-    "channel" is (c) of float32; "image" is (n, c) or (n, c, 1, 1) and "tensor" is of
-    the values' own shape, both of the input's dtype. Copied if it lies otherwise.
-    """
-    wanted = {"channel": shape[1:2], "image": shape[:2], "tensor": shape}[kind]
-    dtype = torch.float32 if kind == "channel" else x.dtype
-    given = tuple(operand.shape)
-    if kind == "image" and given == (*wanted, 1, 1):
-        operand, given = operand.flatten(1), wanted
-    if given != tuple(wanted) or operand.dtype != dtype:
+    """Where a tensor on the CPU lies. Raises UsageError if it is not of this shape,
+    dtype and, with four dimensions, layout."""
+    check(name, tensor, shape, dtype)
+    if tensor.dim() < 4:  # of one value a channel, or of rows of these
+        tensor, row = tensor.detach().contiguous(), shape[1] if len(shape) > 1 else 0
+        return TensorRef(tensor, tensor.data_ptr(), row, row)
+    found = place(tensor, layout)
+    if found is None:
         raise UsageError(
-            f'an operand "{kind}" is {given} of {operand.dtype}, '
-            f"expected {tuple(wanted)} of {dtype}"
+            f"the {name} with strides {tensor.stride()} is not {layout} in memory; "
+            "copy it"
         )
-    if operand.device != x.device:
-        raise UsageError(f"an operand is on {operand.device}, the input on {x.device}")
-    if kind != "tensor":
-        operand = operand.contiguous()
-        return TensorRef(
-            operand, operand.data_ptr(), shape[1] if kind == "image" else 0, 0
-        )
-    operand = in_layout(operand, layout)
-    found = place(operand, layout)
-    assert found is not None
     return found
+
+
+def operand_shape(
+    kind: str, shape: tuple[int, ...], pool: Pool | None = None
+) -> tuple[int, ...]:
+    """The shape of an operand of this kind for values of this shape (n, c, h, w):
+    "channel" is (c), "image" (n, c), "tensor" the values' own; "taps", of a pool, see
+    `taps`."""
+    if pool is not None:
+        return prod(pool.kernel) + 1, -(-shape[1] // WIDEST) * WIDEST
+    return {"channel": shape[1:2], "image": shape[:2], "tensor": shape}[kind]
 
 
 def taps(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -120,19 +119,6 @@ def taps(weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None:
         found[area, :channels] = bias.detach()
     return found
-
-
-def taps_ref(operand: Tensor, pool: Pool, channels: int) -> TensorRef:
-    """The operand "taps" of a depthwise convolution; raises UsageError."""
-    rows, columns = prod(pool.kernel) + 1, -(-channels // WIDEST) * WIDEST
-    shape, dtype = tuple(operand.shape), operand.dtype
-    if shape != (rows, columns) or dtype != torch.float32 or operand.is_cuda:
-        raise UsageError(
-            f'an operand "taps" is {shape} of {dtype}, '
-            f"expected {(rows, columns)} of torch.float32"
-        )
-    operand = operand.contiguous()
-    return TensorRef(operand, operand.data_ptr(), 0, columns)
 
 
 class OperandStruct(ctypes.Structure):
@@ -165,17 +151,28 @@ class CallStruct(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
+class PointerSlot(NamedTuple):
+    """A pointer in a ctypes structure that is set to a value's address before a run."""
+
+    structure: ctypes.Structure
+    field: str
+    value: str
+
+
+@dataclass(slots=True)
 class Bound:
     """A kernel with its arguments, ready to be called any number of times.
 
     function: address of a C function `void(const void* call, int threads)`. call: its
-    first argument. held: what it points into.
+    first argument. held: what it points into beside input, output and the values of
+    the network. given: pointers that are set before each
+    run.
     """
 
     function: int
     call: ctypes.Structure
     held: tuple[Any, ...]
+    given: list[PointerSlot] = field(default_factory=list)
 
     def __call__(self, threads: int = 1) -> None:
         """Run it; the global interpreter lock is released."""
@@ -183,6 +180,13 @@ class Bound:
 
 
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
+
+
+def address(library: ctypes.CDLL, name: str) -> int:
+    """Of a function in a library."""
+    found = ctypes.cast(library[name], ctypes.c_void_p).value
+    assert found is not None
+    return found
 
 
 @dataclass(frozen=True)
@@ -213,105 +217,61 @@ class Kernel:
             places[index % 2] = max(places[index % 2], count)
         return sum(places) * value
 
-    def run(
-        self,
-        x: Tensor,
-        operands: Sequence[Tensor] = (),
-        out: Tensor | None = None,
-        threads: int | None = None,
-    ) -> Tensor:
-        """What the stack makes of `x`, a tensor (n, c, h, w), in the kernel's layout.
+    def bind(self, x: Tensor, operands: Sequence[Tensor], out: Tensor) -> Bound:
+        """The call that reads `x` (n, c, h, w) and writes `out`, both in the kernel's
+        dtype and layout; `out` may be a slice of channels of a wider tensor, and no
+        part of what is read.
 
-        operands: in the order in which operations take them; see `OPERATORS`. Inputs
-        in another layout are copied to it. out: where to put it, in the kernel's layout
-        (a slice of channels of a wider tensor will do), and no part of what is read.
-        threads: torch's number if None. Raises UsageError for tensors that do not fit.
+        operands: in the order in which operations take them; see `OPERATORS`. Raises
+        UsageError for tensors that do not fit.
         """
-        x = in_layout(self._checked(x), self.layout)
-        if out is None:
-            shape = self.out_shape(x.shape)
-            last = self.layout == "channels_last"
-            form = torch.channels_last if last else torch.contiguous_format
-            out = torch.empty(shape, dtype=x.dtype, memory_format=form)
-        bound = self.bind(x, operands, out)
-        if out.numel():
-            bound(torch.get_num_threads() if threads is None else max(threads, 1))
-        return out
-
-    def bind(
-        self,
-        x: Tensor,
-        operands: Sequence[Tensor],
-        out: Tensor,
-        between: Tensor | None = None,
-    ) -> Bound:
-        """The call that reads `x` and writes `out`, both in the kernel's layout.
-
-        between: uint8, at least `between_bytes`; made if None. What operands must be
-        copied for is copied now, not when it runs. Raises UsageError.
-        """
-        shape = tuple(self._checked(x).shape)
-        source, target = place(x, self.layout), place(out, self.layout)
-        if source is None or target is None:
-            what = "input" if source is None else "output"
-            raise UsageError(f"the {what} is not {self.layout} in memory; copy it")
-        if tuple(out.shape) != self.out_shape(shape) or out.dtype != x.dtype:
-            raise UsageError(
-                f"the output is {tuple(out.shape)} of {out.dtype}, "
-                f"expected {self.out_shape(shape)} of {x.dtype}"
-            )
+        if x.dim() != 4:
+            raise UsageError(f"a stack takes (n, c, h, w), not {tuple(x.shape)}")
+        dtype, shape = getattr(torch, self.dtype), tuple(x.shape)
+        source = lying("input", x, shape, dtype, self.layout)
+        target = lying("output", out, self.out_shape(shape), dtype, self.layout)
         if shape[0] > 1 and target.image < out[0].numel():
             raise UsageError("images of the output share memory; give it its own")
         needed = self.between_bytes(shape)
-        if between is None and needed:
-            between = torch.empty(needed, dtype=torch.uint8)
-        if needed and (between is None or between.numel() < needed):
-            raise UsageError(f"sequences need {needed} bytes between them")
-        placed = self._operands(x, operands)
+        between = torch.empty(needed, dtype=torch.uint8) if needed else None
+        placed = self._operands(shape, operands)
         table = (OperandStruct * max(len(placed), 1))()
         for entry, each in zip(table, placed, strict=False):
             entry.data, entry.image, entry.pixel = each.address, each.image, each.pixel
         call = CallStruct(
-            *(
-                source.address,
-                target.address,
-                between.data_ptr() if between is not None else None,
-            ),
+            *(source.address, target.address),
+            between.data_ptr() if between is not None else None,
             ctypes.cast(table, ctypes.POINTER(OperandStruct)),
             *shape,
             *(source.image, source.pixel, target.image, target.pixel, self.cache),
         )
-        tensors = [each.tensor for each in (source, target, *placed)]
+        tensors = [each.tensor for each in placed]
         return Bound(self.function, call, (table, between, *tensors))
 
-    def _checked(self, x: Tensor) -> Tensor:
-        if x.dim() != 4:
-            raise UsageError(f"a stack takes (n, c, h, w), not {tuple(x.shape)}")
-        if x.device.type != "cpu":
-            raise UsageError(
-                f"this kernel runs on the CPU, and the input is {x.device}"
-            )
-        if dtype_name(x) != self.dtype:
-            raise UsageError(f"this kernel takes {self.dtype}, not {x.dtype}")
-        return x
-
-    def _operands(self, x: Tensor, operands: Sequence[Tensor]) -> list[TensorRef]:
+    def _operands(
+        self, shape: tuple[int, ...], operands: Sequence[Tensor]
+    ) -> list[TensorRef]:
         """Operands where kernels find them, checked against the value they meet."""
-        if len(operands) != len(self.stack.operands):
+        kinds = self.stack.operands
+        if len(operands) != len(kinds):
             raise UsageError(
-                f"the stack takes {len(self.stack.operands)} operands, "
-                f"not {len(operands)}"
+                f"the stack takes {len(kinds)} operands, not {len(operands)}"
             )
-        found, rest, at = [], iter(operands), tuple(x.shape[2:])
+        found, rest = [], iter(operands)
         for operation in self.stack.operations:
-            if operation.pool is not None:
-                at = operation.pool.size(*at)
-                if operation.operands:
-                    found.append(taps_ref(next(rest), operation.pool, x.shape[1]))
-                continue
+            pool = operation.pool
+            if pool is not None:
+                shape = (*shape[:2], *pool.size(shape[2], shape[3]))
             for kind in operation.operands:
-                shape = (*x.shape[:2], *at)
-                found.append(operand_ref(kind, next(rest), shape, x, self.layout))
+                operand = next(rest)
+                if kind == "image":
+                    operand = operand.flatten(1)
+                own = kind in ("image", "tensor")
+                dtype = getattr(torch, self.dtype) if own else torch.float32
+                wanted = operand_shape(kind, shape, pool)
+                found.append(
+                    lying(f"operand {kind}", operand, wanted, dtype, self.layout)
+                )
         return found
 
 
@@ -319,47 +279,31 @@ _lock = threading.Lock()
 _kernels: dict[tuple[str, str, str, str], int] = {}
 
 
-def compiled(
-    stack: Stack, dtype: str, layout: str, instructions: str = "native"
-) -> Kernel:
-    """The kernel of a stack; raises NoCompilerError or CompileError.
-
-    dtype: one of `generate.DTYPES`; layout: one of `generate.LAYOUTS`; instructions:
-    see `memplan.toolchain.loading.load`. Stacks of one signature share one kernel.
-    """
-    return compiled_many([stack], dtype, layout, instructions)[0]
-
-
 def compiled_many(
     stacks: Sequence[Stack], dtype: str, layout: str, instructions: str = "native"
 ) -> list[Kernel]:
-    """Kernels of several stacks, which takes less time than one by one: those that are
-    not there yet are compiled together."""
-    if dtype not in DTYPES or layout not in LAYOUTS:
-        raise UsageError(f"no kernels for {dtype}, {layout}")
+    """Kernels of several stacks; those that are not there yet are compiled together,
+    which takes less time. Stacks of one signature share one kernel.
+
+    dtype: one of `generate.DTYPES`; layout: one of `generate.LAYOUTS`; instructions:
+    see `memplan.toolchain.loading.load`. Raises NoCompilerError or CompileError.
+    """
+    keys = [(stack.signature, dtype, layout, instructions) for stack in stacks]
     with _lock:
         missing = {
-            stack.signature: stack
-            for stack in stacks
-            if (stack.signature, dtype, layout, instructions) not in _kernels
+            key: stack
+            for key, stack in zip(keys, stacks, strict=True)
+            if key not in _kernels
         }
         if missing:
             source = source_of(missing.values(), dtype, layout)
             files = headers("stack_")
             if any(map(is_depthwise, missing.values())):
-                files |= headers("depthwise_")
+                files = {**files, **headers("depthwise_")}
             library = load(source, files, instructions)
-            for signature, stack in missing.items():
-                function = getattr(library, kernel_name(stack, dtype, layout))
-                address = ctypes.cast(function, ctypes.c_void_p).value
-                assert address is not None
-                _kernels[signature, dtype, layout, instructions] = address
+            for key, stack in missing.items():
+                _kernels[key] = address(library, kernel_name(stack, dtype, layout))
         return [
-            Kernel(
-                stack,
-                dtype,
-                layout,
-                _kernels[stack.signature, dtype, layout, instructions],
-            )
-            for stack in stacks
+            Kernel(stack, dtype, layout, _kernels[key])
+            for key, stack in zip(keys, stacks, strict=True)
         ]

@@ -47,13 +47,6 @@ class Device:
         return 4 * self.lanes
 
 
-class Fit(NamedTuple):
-    """The best patch for some pools, and the bytes of its working set."""
-
-    patch: Patch
-    bytes: int
-
-
 def held(
     pools: Sequence[Pool], axis: int, start: int, stop: int, size: int
 ) -> list[int]:
@@ -75,26 +68,28 @@ def held(
 
 
 @lru_cache(maxsize=4096)
-def fit(pools: tuple[Pool, ...], plane: tuple[int, int], device: Device) -> Fit:
-    """The highest patch within the device's limit.
+def fit(
+    pools: tuple[Pool, ...], plane: tuple[int, int], device: Device
+) -> tuple[Patch, int]:
+    """The highest patch within the device's limit, and the bytes of its working set.
 
     If none is, the smallest there is, whose bytes say so. Without pools any patch
     will do, for values pass from one operation to the next in registers. The pools
     must leave something of the plane.
     """
     if not pools:
-        return Fit(Patch(*plane), 0)
+        return Patch(*plane), 0
     out = plane
     for pool in pools:
         out = pool.size(*out)
     least = min(_SHORT if device.lanes == 1 else _SHORT_LANES, out[0])
     found = [
-        Fit(Patch(rows, out[1]), _working_set(pools, rows, out, plane, device))
+        (Patch(rows, out[1]), _working_set(pools, rows, out, plane, device))
         for rows in _parts(out[0])
         if rows >= least
     ]
-    fitting = [each for each in found if each.bytes <= device.limit]
-    return fitting[-1] if fitting else min(found, key=lambda each: each.bytes)
+    fitting = [each for each in found if each[1] <= device.limit]
+    return fitting[-1] if fitting else min(found, key=lambda each: each[1])
 
 
 def _parts(size: int) -> list[int]:

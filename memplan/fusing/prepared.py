@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from memplan.fusing.engine.engine import Engine
-from memplan.fusing.layers import Network, Node
+from memplan.fusing.layers import Network
 from memplan.graph.weights import Watch
 
 MOST_REPACKS = (
@@ -63,25 +63,16 @@ class Prepared:
     """A network compiled for inputs of given shapes.
 
     watch: the model's state when its weights were packed. finish: converts the engine's
-    outputs to the model's. error: the largest relative difference to the model's own
-    results. seconds: of compiling. gain: the model's time over this one's; None if
-    not measured.
+    outputs to the model's.
     """
 
     network: Network
     engine: Engine
     watch: Watch
     finish: Callable[[object], object]
-    error: float
-    seconds: float
-    gain: float | None = None
     _changes: int = 0  # of weights, from call to call
     _packed: bool = True
     _same: bool = True  # as the weights were
-
-    @property
-    def nodes(self) -> list[Node]:
-        return self.engine.nodes
 
     def stale(self) -> bool:
         """Whether the model has changed in more than its weights' values."""

@@ -7,8 +7,8 @@ import torch
 from memplan.errors import UsageError
 from memplan.fusing.layers import Layer, Network
 from memplan.fusing.operators import Operation
-from memplan.fusing.rules import RULES, Context, UnsupportedError
-from memplan.graph.program import Meta, Op, Program, Ref, refs
+from memplan.fusing.rules import RULES, Call, UnsupportedError
+from memplan.graph.program import Meta, Op, Program, Ref, mapped, refs
 
 
 def recognise(program: Program, model: torch.nn.Module) -> Network:
@@ -16,26 +16,40 @@ def recognise(program: Program, model: torch.nn.Module) -> Network:
 
     model: the one that was captured, by whose modules layers are named.
     """
-    context, modules = Context(program), dict(model.named_modules())
+    modules = dict(model.named_modules())
     metas = {n: meta for n, meta in program.metas.items() if isinstance(meta, Meta)}
-    layers = []
-    for op in program.ops:
-        assert isinstance(op, Op)
+    layers: list[Layer] = []
+    same: dict[str, str] = {}  # of values that are others', whose they are
+    for step in program.ops:
+        assert isinstance(step, Op)
+        op = _renamed(step, same)
         module = modules.get(program.modules.get(op.name, ""))
         place, operator = _named(op, module, program)
         shape = metas[op.name].shape if op.name in metas else ()
         layer = Layer(op.name, "call", op.operands(), op, place, operator, shape)
-        _apply_rule(layer, context)
+        _apply_rule(layer, program)
         layers.append(layer)
+        if layer.kind == "same":
+            same[layer.name] = layer.inputs[0]
+    outputs = mapped(program.outputs, lambda ref: Ref(same.get(ref.name, ref.name)))
     return Network(
         list(program.inputs),
         dict(program.constants),
-        _without_dead(_with_softsign(layers), program.outputs),
-        program.outputs,
+        _without_dead(_with_softsign(layers), outputs),
+        outputs,
         {name: meta.shape for name, meta in metas.items()},
         {name: meta.dtype for name, meta in metas.items()},
         {name: meta.strides for name, meta in metas.items()},
     )
+
+
+def _renamed(op: Op, same: dict[str, str]) -> Op:
+    if not same.keys() & op.operands():
+        return op
+    args, kwargs = mapped(
+        (op.args, op.kwargs), lambda ref: Ref(same.get(ref.name, ref.name))
+    )
+    return Op(op.name, op.target, args, kwargs, op.line)
 
 
 def _named(op: Op, module: torch.nn.Module | None, program: Program) -> tuple[str, str]:
@@ -47,24 +61,27 @@ def _named(op: Op, module: torch.nn.Module | None, program: Program) -> tuple[st
     return f"{op.line}: {op.name}" if op.line else op.name, name
 
 
-def _apply_rule(layer: Layer, context: Context) -> None:
+def _apply_rule(layer: Layer, program: Program) -> None:
     """Make a layer what its operator's rule says; torch runs it if there is none."""
     op = layer.op
     try:
         rule = RULES.get(op.key)
         if rule is None:
             raise UnsupportedError(f"{layer.operator} is not a supported layer")
-        dtype = context.dtype(Ref(op.name))
-        if dtype is None or not dtype.is_floating_point:
+        call = Call(layer, program)
+        made = call.meta(Ref(op.name))
+        if made is None or not made.dtype.is_floating_point:
             raise UnsupportedError("its result is not a floating-point tensor")
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise UnsupportedError(f"its type is {str(dtype).removeprefix('torch.')}")
-        rule(layer, context, *op.args, **op.kwargs)
-        if any(context.dtype(Ref(name)) != dtype for name in layer.inputs):
+        if made.dtype not in (torch.float32, torch.bfloat16):
+            kind = str(made.dtype).removeprefix("torch.")
+            raise UnsupportedError(f"its type is {kind}")
+        rule(call)
+        taken = [call.meta(Ref(name)) for name in layer.inputs]
+        if any(each is None or each.dtype != made.dtype for each in taken):
             raise UnsupportedError("its operands and result have different types")
     except UnsupportedError as error:
         _leave(layer, str(error))
-    except (TypeError, UsageError):
+    except (TypeError, ValueError, UsageError):
         _leave(layer, "it has unsupported arguments")
 
 
@@ -97,7 +114,7 @@ def _with_softsign(layers: list[Layer]) -> list[Layer]:
 def _without_dead(layers: list[Layer], outputs: object) -> list[Layer]:
     wanted, kept = set(refs(outputs)), []
     for layer in reversed(layers):
-        if layer.name in wanted:
+        if layer.name in wanted or layer.kind == "same":
             wanted.update(layer.op.operands())
             kept.append(layer)
     return kept[::-1]

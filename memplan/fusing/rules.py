@@ -10,277 +10,205 @@ from memplan.fusing.layers import Convolution, Layer, Norm
 from memplan.fusing.operators import OPERATORS, Operation, Pool
 from memplan.graph.program import Meta, Program, Ref
 
-Sizes = int | Sequence[int]  # as torch takes them: one for both axes, or one for each
-
-
-class Context:
-    """What rules may query about a program: shapes, dtypes, names of weights."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-
-    def shape(self, value: object) -> tuple[int, ...] | None:
-        """Of a Ref's tensor; None for anything else."""
-        meta = self._meta(value)
-        return None if meta is None else meta.shape
-
-    def dtype(self, value: object) -> Any:
-        meta = self._meta(value)
-        return None if meta is None else meta.dtype
-
-    def weight(self, value: object) -> str | None:
-        """The name in the model of what a Ref stands for."""
-        if isinstance(value, Ref):
-            return self._program.constants.get(value.name)
-        return None
-
-    def _meta(self, value: object) -> Meta | None:
-        """Of a Ref's tensor; None for anything else."""
-        found = self._program.metas.get(value.name) if isinstance(value, Ref) else None
-        return found if isinstance(found, Meta) else None
-
 
 class UnsupportedError(Exception):
     """Why torch runs an operator: the reason."""
 
 
-def planes(context: Context, value: object) -> tuple[int, int, int, int]:
-    """The shape (n, c, h, w); vectors (n, c) have planes of one element.
+class Call:
+    """A call of an operator, and the layer that its rule makes of it.
 
-    Raises UnsupportedError for values of another rank.
+    given: its arguments by their names in the operator's schema, those left out at
+    their defaults. x: the first of them.
     """
-    shape = context.shape(value)
-    if shape is not None and len(shape) == 2:
-        shape = (*shape, 1, 1)
-    if shape is None or len(shape) != 4 or 0 in shape:
-        raise UnsupportedError("its input does not have the shape (n, c, h, w)")
-    return shape
+
+    def __init__(self, layer: Layer, program: Program) -> None:
+        self.layer, self._program = layer, program
+        target: Any = layer.op.target
+        parameters = target._schema.arguments
+        self.defaults = {each.name: each.default_value for each in parameters}
+        passed = dict(zip(self.defaults, layer.op.args, strict=False))
+        self.given: dict[str, Any] = {**self.defaults, **passed, **layer.op.kwargs}
+        self.x = next(iter(self.given.values()))
+
+    def meta(self, value: object) -> Meta | None:
+        """Of a Ref's tensor; None for anything else."""
+        found = self._program.metas.get(value.name) if isinstance(value, Ref) else None
+        return found if isinstance(found, Meta) else None
+
+    def planes(self, value: object = None) -> tuple[int, int, int, int]:
+        """The shape (n, c, h, w) of a value, of `x` if None; vectors (n, c) have planes
+        of one element.
+
+        Raises UnsupportedError for values of another rank.
+        """
+        meta = self.meta(self.x if value is None else value)
+        shape = () if meta is None else meta.shape
+        if len(shape) == 2:
+            shape = (*shape, 1, 1)
+        if len(shape) != 4 or 0 in shape:
+            raise UnsupportedError("its input does not have the shape (n, c, h, w)")
+        return shape
+
+    def weight(self, name: str) -> str:
+        """The name in the model of the tensor that an argument is.
+
+        Raises UnsupportedError for tensors that are no parameters and no buffers.
+        """
+        value = self.given[name]
+        found = value and self._program.constants.get(value.name)
+        if not found:
+            raise UnsupportedError("its weights are not parameters of the model")
+        return found
+
+    def weight_or_none(self, name: str) -> str | None:
+        """The `weight` of an argument that may be left out."""
+        return None if self.given[name] is None else self.weight(name)
+
+    def pair(self, name: str, default: int = 1) -> tuple[int, int]:
+        """An argument that is one number for height and width, or both."""
+        value = self.given.get(name, default)
+        values = [value] if isinstance(value, int) else list(value)
+        height, width = values * 2 if len(values) == 1 else values
+        if not isinstance(height, int) or not isinstance(width, int):
+            raise UnsupportedError("its sizes depend on data")
+        return height, width
+
+    def operation(self, operation: Operation, *others: Ref) -> None:
+        """Make the layer an operation of a stack, of `x` and `others`."""
+        self.layer.kind, self.layer.operation = "operation", operation
+        self.layer.inputs = [each.name for each in (self.x, *others)]
+
+    def same(self) -> None:
+        """Make the layer one whose value is that of `x`."""
+        self.layer.kind, self.layer.inputs = "same", [self.x.name]
+
+    def convolution(self, padding: tuple[int, int]) -> None:
+        """Make the layer a convolution; of vectors (n, c) it is one of planes of one
+        element."""
+        self.layer.kind, self.layer.inputs = "convolution", [self.x.name]
+        self.layer.convolution = Convolution(
+            self.weight("weight"),
+            self.weight_or_none("bias"),
+            self.pair("stride"),
+            padding,
+            self.pair("dilation"),
+            self.given.get("groups", 1),
+        )
 
 
-def set_operation(layer: Layer, operation: Operation, *inputs: Ref) -> None:
-    """Make a layer an operation of a stack."""
-    layer.kind, layer.operation = "operation", operation
-    layer.inputs = [each.name for each in inputs]
-
-
-def identity(layer: Layer, x: Ref) -> None:
-    """Make a layer one whose value is its input's."""
-    layer.kind, layer.inputs = "same", [x.name]
-
-
-def pair(value: Sizes) -> tuple[int, int]:
-    """A number for both of (height, width), or both."""
-    if isinstance(value, int):
-        return value, value
-    values = tuple(value)
-    if len(values) == 1:
-        values *= 2
-    if len(values) != 2 or not all(isinstance(each, int) for each in values):
-        raise UnsupportedError("its sizes depend on data")
-    return values[0], values[1]
-
-
-def same_padding(kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a convolution whose planes stay as large, where both sides get as much."""
-    reaches = [step * (size - 1) for size, step in zip(kernel, dilation, strict=False)]
-    if len(reaches) != 2 or any(reach % 2 for reach in reaches):
-        raise UnsupportedError("its padding is not symmetric")
-    return tuple(reach // 2 for reach in reaches)
-
-
-def linear(
-    layer: Layer,
-    context: Context,
-    x: Ref,
-    weight: Ref,
-    bias: Ref | None = None,
-) -> None:
-    """Of vectors (n, c): a 1×1 convolution of planes of one element."""
-    if len(context.shape(x) or ()) != 2:
+def linear(call: Call) -> None:
+    meta = call.meta(call.x)
+    if meta is None or len(meta.shape) != 2:
         raise UnsupportedError("its input does not have the shape (n, c)")
-    conv2d(layer, context, x, weight, bias)
+    call.planes()
+    call.convolution((0, 0))
 
 
-def conv2d(
-    layer: Layer,
-    context: Context,
-    x: Ref,
-    weight: Ref,
-    bias: Ref | None = None,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> None:
-    planes(context, x)
-    name = context.weight(weight)
-    if name is None or (bias is not None and context.weight(bias) is None):
-        raise UnsupportedError("its weights are not parameters of the model")
-    if padding == "same":
-        padding = same_padding((context.shape(weight) or ())[2:], pair(dilation))
-    layer.kind, layer.inputs = "convolution", [x.name]
-    layer.convolution = Convolution(
-        name,
-        None if bias is None else context.weight(bias),
-        pair(stride),
-        (0, 0) if isinstance(padding, str) else pair(padding),
-        pair(dilation),
-        groups,
-    )
+def conv2d(call: Call) -> None:
+    call.planes()
+    padding, weight = call.given["padding"], call.meta(call.given["weight"])
+    if padding == "valid":
+        call.convolution((0, 0))
+    elif padding == "same" and weight is not None:
+        pairs = zip(weight.shape[2:], call.pair("dilation"), strict=True)
+        down, across = (step * (size - 1) for size, step in pairs)
+        if down % 2 or across % 2:
+            raise UnsupportedError("its padding is not symmetric")
+        call.convolution((down // 2, across // 2))
+    else:
+        call.convolution(call.pair("padding"))
 
 
-def pad(
-    layer: Layer,
-    context: Context,
-    x: Ref,
-    pad: Any,
-    mode: str = "constant",
-    value: object = None,
-) -> None:
+def pad(call: Call) -> None:
     """Zeros around planes, given as left, right, above, below."""
-    planes(context, x)
-    sizes = [*pad, *(0,) * (4 - len(pad))]
-    if mode != "constant" or value not in (None, 0):
+    call.planes()
+    given, layer = call.given, call.layer
+    sizes = [*given["pad"], *(0,) * (4 - len(given["pad"]))]
+    if given.get("mode", "constant") != "constant" or given["value"] not in (None, 0):
         raise UnsupportedError("it does not pad with zeros")
     if len(sizes) != 4 or not all(isinstance(each, int) for each in sizes):
         raise UnsupportedError("it pads other dimensions than height and width")
     if min(sizes) < 0:
         raise UnsupportedError("its padding is negative")
     if not any(sizes):
-        identity(layer, x)
+        call.same()
         return
     left, right, above, below = sizes
-    layer.kind, layer.inputs, layer.pad = "pad", [x.name], (above, below, left, right)
+    layer.kind, layer.inputs = "pad", [call.x.name]
+    layer.pad = above, below, left, right
     layer.reason = "no convolution can take over its padding"
 
 
-def constant_pad(
-    layer: Layer, context: Context, x: Ref, sizes: Any, value: object = 0
-) -> None:
-    pad(layer, context, x, sizes, "constant", value)
-
-
-def batch_norm(
-    layer: Layer,
-    context: Context,
-    x: Ref,
-    weight: Ref | None,
-    bias: Ref | None,
-    mean: Ref | None,
-    var: Ref | None,
-    training: bool,
-    *rest: float,
-) -> None:
-    if training:
+def batch_norm(call: Call) -> None:
+    if call.given["training"]:
         raise UnsupportedError("it uses batch statistics")
-    planes(context, x)  # rest: momentum, eps, whether cuDNN may be used
-    wanted = (mean, var, weight, bias)
-    names = [None if each is None else context.weight(each) for each in wanted]
-    if any((a is None) != (b is None) for a, b in zip(names, wanted, strict=True)) or (
-        names[0] is None or names[1] is None
-    ):
-        raise UnsupportedError("its weights are not parameters of the model")
-    set_operation(layer, Operation("affine"), x)
-    layer.norm = Norm(names[0], names[1], names[2], names[3], float(rest[1]))
+    call.planes()
+    mean, var = call.weight("running_mean"), call.weight("running_var")
+    weight, bias = map(call.weight_or_none, ("weight", "bias"))
+    call.operation(Operation("affine"))
+    call.layer.norm = Norm(mean, var, weight, bias, float(call.given["eps"]))
 
 
-def _set_pool(layer: Layer, context: Context, x: Ref, pool: Pool) -> None:
-    *_, height, width = planes(context, x)
-    set_operation(layer, Operation("pool", pool=pool.within((height, width))), x)
+def pool2d(mode: str) -> Rule:
+    def rule(call: Call) -> None:
+        given, kernel = call.given, call.pair("kernel_size")
+        pool = Pool(
+            mode,
+            kernel,
+            call.pair("stride") if given["stride"] else kernel,
+            call.pair("padding"),
+            call.pair("dilation"),
+            bool(given["ceil_mode"]),
+            bool(given.get("count_include_pad", True)),
+            given.get("divisor_override"),
+        )
+        *_, height, width = call.planes()
+        call.operation(Operation("pool", pool=pool.within((height, width))))
+
+    return rule
 
 
-def max_pool2d(
-    layer: Layer,
-    context: Context,
-    x: Ref,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-) -> None:
-    kernel = pair(kernel_size)
-    pool = Pool(
-        "max",
-        kernel,
-        pair(stride) if stride else kernel,
-        pair(padding),
-        pair(dilation),
-        bool(ceil_mode),
-    )
-    _set_pool(layer, context, x, pool)
-
-
-def avg_pool2d(
-    layer: Layer,
-    context: Context,
-    x: Ref,
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> None:
-    kernel = pair(kernel_size)
-    pool = Pool(
-        "average",
-        kernel,
-        pair(stride) if stride else kernel,
-        pair(padding),
-        ceil=bool(ceil_mode),
-        count_padding=bool(count_include_pad),
-        divisor=divisor_override,
-    )
-    _set_pool(layer, context, x, pool)
-
-
-def adaptive_avg_pool2d(layer: Layer, context: Context, x: Ref, size: Any) -> None:
+def average_to(call: Call, size: Sequence[int | None]) -> None:
     """Where the plane divides into the output, it is average pooling; see
     `torch.nn.AdaptiveAvgPool2d`."""
-    *_, height, width = planes(context, x)
-    wanted = (size, size) if isinstance(size, int) or size is None else tuple(size)
-    out = [wanted[0] or height, wanted[1] or width]
+    *_, height, width = call.planes()
+    out = [size[0] or height, size[1] or width]
     if height % out[0] or width % out[1]:
         raise UnsupportedError("its windows differ in size")
     if [height, width] == out:
-        identity(layer, x)
+        call.same()
         return
     kernel = height // out[0], width // out[1]
-    pool = Pool("average", kernel, kernel)
-    set_operation(layer, Operation("pool", pool=pool), x)
+    call.operation(Operation("pool", pool=Pool("average", kernel, kernel)))
 
 
-def mean(
-    layer: Layer,
-    context: Context,
-    x: Ref,
-    dim: Sequence[int] | None = None,
-    keepdim: bool = False,
-    **_: object,
-) -> None:
-    planes(context, x)
-    if not keepdim or dim is None or sorted(each % 4 for each in dim) != [2, 3]:
+def mean(call: Call) -> None:
+    call.planes()
+    dim = call.given.get("dim")
+    if not dim or not call.given["keepdim"] or sorted(x % 4 for x in dim) != [2, 3]:
         raise UnsupportedError("it is not a mean over height and width")
-    adaptive_avg_pool2d(layer, context, x, (1, 1))
+    average_to(call, (1, 1))
 
 
-Rule = Callable[..., None]
+Rule = Callable[[Call], None]
 
 
-def _called(kind: str, defaults: dict[str, float]) -> Rule:
-    """An operator whose arguments behind the value are its numbers."""
+def called(kind: str) -> Rule:
+    """An operator whose arguments behind the value are its numbers; others that it may
+    have are at their defaults."""
 
-    def rule(layer: Layer, context: Context, x: Ref, *given: Any, **named: Any) -> None:
-        planes(context, x)
-        if len(given) > len(defaults):
-            raise UnsupportedError("it has unsupported arguments")
-        chosen = {**defaults, **dict(zip(defaults, given, strict=False)), **named}
-        if chosen.keys() != defaults.keys() or not all(
-            map(_is_number, chosen.values())
+    def rule(call: Call) -> None:
+        call.planes()
+        _, *names = call.defaults
+        numbers = OPERATORS[kind].numbers
+        chosen = [call.given[name] for name in numbers]
+        others = [name for name in names if name not in numbers]
+        if not all(map(_is_number, chosen)) or any(
+            call.given[name] != call.defaults[name] for name in others
         ):
             raise UnsupportedError("it has unsupported arguments")
-        set_operation(layer, Operation(kind, tuple(map(float, chosen.values()))), x)
+        call.operation(Operation(kind, tuple(map(float, chosen))))
 
     return rule
 
@@ -289,80 +217,61 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def clamp(
-    layer: Layer,
-    context: Context,
-    x: Ref,
-    min: Any = None,
-    max: Any = None,
-    **_: object,
-) -> None:
-    planes(context, x)
-    low = -math.inf if min is None else min
-    high = math.inf if max is None else max
-    if not all(isinstance(each, int | float) for each in (low, high)):
-        raise UnsupportedError("its bounds are tensors")
-    if not low <= high:
-        raise UnsupportedError("its bounds are in the wrong order")
-    set_operation(layer, Operation("clamp", (float(low), float(high))), x)
+def clamp(low: str, high: str) -> Rule:
+    """low, high: names of the arguments that are the bounds."""
+
+    def rule(call: Call) -> None:
+        call.planes()
+        given = call.given[low], call.given[high]
+        pairs = zip(given, (-math.inf, math.inf), strict=True)
+        bounds = [free if each is None else each for each, free in pairs]
+        if not all(isinstance(each, int | float) for each in bounds):
+            raise UnsupportedError("its bounds are tensors")
+        if not bounds[0] <= bounds[1]:
+            raise UnsupportedError("its bounds are in the wrong order")
+        call.operation(Operation("clamp", (float(bounds[0]), float(bounds[1]))))
+
+    return rule
 
 
-def hardtanh(
-    layer: Layer,
-    context: Context,
-    x: Ref,
-    min_val: float = -1.0,
-    max_val: float = 1.0,
-) -> None:
-    clamp(layer, context, x, min_val, max_val)
-
-
-def gelu(layer: Layer, context: Context, x: Ref, approximate: str = "none") -> None:
-    planes(context, x)
-    kind = "gelu" if approximate == "none" else "gelu_tanh"
-    set_operation(layer, Operation(kind), x)
+def gelu(call: Call) -> None:
+    call.planes()
+    plain = call.given["approximate"] == "none"
+    call.operation(Operation("gelu" if plain else "gelu_tanh"))
 
 
 def binary(kind: str, number: str) -> Rule:
     """Addition and its like: of two tensors of one shape, or of one and a number."""
 
-    def rule(
-        layer: Layer,
-        context: Context,
-        x: Ref,
-        y: Any,
-        alpha: Any = 1,
-        **_: object,
-    ) -> None:
-        if alpha != 1:
+    def rule(call: Call) -> None:
+        y = call.given["other"]
+        if call.given.get("alpha", 1) != 1:
             raise UnsupportedError("one of its operands is scaled")
-        if kind in ("add", "mul") and not isinstance(x, Ref):
-            x, y = y, x
-        shape: tuple[int, ...] | None = planes(context, x)
+        shape: tuple[int, ...] = call.planes()
         if _is_number(y):
             value = -float(y) if kind == "sub" else float(y)
-            set_operation(layer, Operation(number, (value,)), x)
+            call.operation(Operation(number, (value,)))
             return
-        if context.dtype(x) != context.dtype(y):
+        one, two = call.meta(call.x), call.meta(y)
+        if one is None or two is None or one.dtype != two.dtype:
             raise UnsupportedError("its operands have different types")
-        other = context.shape(y)
-        if kind == "mul" and (shape or ())[2:] == (1, 1) != (other or ())[2:]:
-            x, y, shape, other = y, x, other, shape
-        if other is not None and len(other) == 2:
-            other = (*other, 1, 1)
+        other = two.shape + (1, 1) * (len(two.shape) == 2)
+        if kind == "mul" and shape[2:] == (1, 1) != other[2:]:
+            call.x, y, shape, other = y, call.x, other, shape
         if other == shape:
-            set_operation(layer, Operation(kind), x, y)
-        elif kind == "mul" and other == (*(shape or ())[:2], 1, 1):
-            set_operation(layer, Operation("gate"), x, y)
+            call.operation(Operation(kind), y)
+        elif kind == "mul" and other == (*shape[:2], 1, 1):
+            call.operation(Operation("gate"), y)
         else:
             raise UnsupportedError("its operands have different shapes")
 
     return rule
 
 
-def cat(layer: Layer, context: Context, tensors: Any, dim: int = 0) -> None:
-    shapes = [planes(context, each) for each in tensors]
-    if dim % 4 != 1:
+def cat(call: Call) -> None:
+    tensors, layer = call.given["tensors"], call.layer
+    shapes = [call.planes(each) for each in tensors]
+    if call.given["dim"] % 4 != 1:
         raise UnsupportedError("it does not concatenate channels")
     if len({(n, h, w) for n, _, h, w in shapes}) > 1:
         raise UnsupportedError("its inputs differ in height, width or batch")
@@ -373,22 +282,20 @@ RULES: dict[str, Rule] = {
     "aten.conv2d": conv2d,
     "aten.linear": linear,
     "aten.batch_norm": batch_norm,
-    "aten.max_pool2d": max_pool2d,
-    "aten.avg_pool2d": avg_pool2d,
-    "aten.adaptive_avg_pool2d": adaptive_avg_pool2d,
+    "aten.max_pool2d": pool2d("max"),
+    "aten.avg_pool2d": pool2d("average"),
+    "aten.adaptive_avg_pool2d": lambda call: average_to(
+        call, call.given["output_size"]
+    ),
     "aten.mean": mean,
     "aten.pad": pad,
-    "aten.constant_pad_nd": constant_pad,
+    "aten.constant_pad_nd": pad,
     "aten.cat": cat,
-    "aten.clamp": clamp,
-    "aten.hardtanh": hardtanh,
+    "aten.clamp": clamp("min", "max"),
+    "aten.hardtanh": clamp("min_val", "max_val"),
     "aten.gelu": gelu,
     "aten.add": binary("add", "add_number"),
     "aten.sub": binary("sub", "add_number"),
     "aten.mul": binary("mul", "mul_number"),
-    **{
-        f"aten.{kind}": _called(kind, operator.numbers)
-        for kind, operator in OPERATORS.items()
-        if operator.called
-    },
+    **{f"aten.{kind}": called(kind) for kind, each in OPERATORS.items() if each.called},
 }

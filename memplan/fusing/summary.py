@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -25,7 +25,6 @@ from memplan.fusing.layers import (
     stacks,
 )
 from memplan.fusing.module import Fused, PartlyFused
-from memplan.fusing.operators import Operation
 from memplan.fusing.patches import cpu_device
 from memplan.fusing.prepared import Fallback, Prepared
 from memplan.graph.lower import argument_name
@@ -33,38 +32,6 @@ from memplan.graph.measure import activation_peak
 
 COPIED = 64 << 20  # bytes of the tensor that is copied to calibrate: beyond most caches
 ROUNDS = 5
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes read and written: by layers one after the other, and depth-first."""
-
-    layerwise: int
-    depth_first: int
-
-    @property
-    def saved(self) -> int:
-        return self.layerwise - self.depth_first
-
-
-def traffic(stack: Stack, shape: Sequence[int], itemsize: int) -> Traffic:
-    """Of one call of a stack on an input (n, c, h, w) of values of so many bytes."""
-    planes, at = prod(shape[:2]) * itemsize, (shape[2], shape[3])
-    layerwise = operands = 0
-    for operation in stack.operations:
-        before, at = at, _behind(operation, at)
-        read = planes * prod(at) * operation.operands.count("tensor")
-        layerwise += planes * (prod(before) + prod(at)) + read
-        operands += read
-    depth_first, at = operands, (shape[2], shape[3])
-    for sequence in stack.sequences:
-        before, at = at, sizes(pools_of(sequence.steps), *at)[-1]
-        depth_first += planes * (prod(before) + prod(at))
-    return Traffic(layerwise, depth_first)
-
-
-def _behind(operation: Operation, plane: tuple[int, int]) -> tuple[int, int]:
-    return plane if operation.pool is None else operation.pool.size(*plane)
 
 
 def copy_bandwidth() -> float:
@@ -79,34 +46,6 @@ def copy_bandwidth() -> float:
     return 2 * COPIED / best
 
 
-# What may become of a layer: a convolution's kernel; joined into one; in a stack; a
-# concatenation that nobody copies; nothing, for there is no computation; or left
-# to torch.
-OUTCOMES = ("convolution", "joined", "stack", "placed", "nothing", "torch")
-
-
-@dataclass(frozen=True)
-class LayerOutcome:
-    """A layer, and what became of it: `became` is one of OUTCOMES.
-
-    place: its module's path; of a function, where it is called, and its name. operator:
-    the module's class, or the function's name. kind: as of `layers.Layer`, of an
-    operation the operation's. into:
-    the name of the convolution it is joined into, or of the stack it is in. kernel: of
-    a convolution. reason: why it is left to torch, where that is the layer's own doing.
-    """
-
-    name: str
-    place: str
-    operator: str
-    kind: str
-    shape: tuple[int, ...]
-    became: str
-    into: str = ""
-    kernel: str = ""
-    reason: str = ""
-
-
 @dataclass(frozen=True)
 class Run:
     """A stack and the layers, by name, whose operations it has, in order.
@@ -118,7 +57,7 @@ class Run:
     name: str
     layers: tuple[str, ...]
     stack: Stack
-    shape: tuple[int, ...]
+    shape: tuple[int, int, int, int]
     itemsize: int
     by: str = ""
 
@@ -134,9 +73,28 @@ class Run:
         return found
 
     @property
-    def traffic(self) -> Traffic:
-        """Bytes that memory moves in one call."""
-        return traffic(self.stack, self.shape, self.itemsize)
+    def traffic(self) -> tuple[int, int]:
+        """Bytes that memory moves in one call: by layers one after the other, and
+        depth-first."""
+        planes, at = prod(self.shape[:2]) * self.itemsize, self.shape[2:]
+        layerwise = operands = 0
+        for operation in self.stack.operations:
+            before, pool = at, operation.pool
+            at = at if pool is None else pool.size(*at)
+            read = planes * prod(at) * operation.operands.count("tensor")
+            layerwise += planes * (prod(before) + prod(at)) + read
+            operands += read
+        depth_first, at = operands, self.shape[2:]
+        for sequence in self.stack.sequences:
+            before, at = at, sizes(pools_of(sequence.steps), *at)[-1]
+            depth_first += planes * (prod(before) + prod(at))
+        return layerwise, depth_first
+
+    @property
+    def saved(self) -> int:
+        """Bytes that depth-first runs do not move."""
+        layerwise, depth_first = self.traffic
+        return layerwise - depth_first
 
 
 @dataclass(frozen=True)
@@ -154,7 +112,7 @@ class Part:
     status: str
     reason: str = ""
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    layers: list[LayerOutcome] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
     running: list[Run] = field(default_factory=list)
     found: list[Run] = field(default_factory=list)
     limit: int = 0
@@ -192,7 +150,8 @@ def summary(fused: Fused) -> Summary:
         return Summary("unchanged", "", [])
     last = programs[-1]
     if isinstance(last, PartlyFused):
-        parts = list(_parts_of(last, ""))
+        options = fused.options
+        parts = [_part(each, path, options.max_steps) for path, each in _inside(last)]
         any_ = any(part.status == "fused" for part in parts)
         return Summary("parts" if any_ else "unchanged", last.reason, parts)
     part = _part(last, "", fused.options.max_steps)
@@ -212,102 +171,77 @@ def peak_bytes(run: Callable[[], object], fused: Fused | None = None) -> int:
 def prepared(fused: Fused) -> Iterator[Prepared]:
     """All that runs fused in a model of `memplan.fuse`."""
     for program in fused.programs():
-        if isinstance(program, Prepared):
-            yield program
-        elif isinstance(program, PartlyFused):
-            for path in program.paths:
-                yield from prepared(program.mirror.get_submodule(path))
+        inner = _inside(program) if isinstance(program, PartlyFused) else []
+        for each in (program, *(part for _, part in inner)):
+            if isinstance(each, Prepared):
+                yield each
 
 
-def _parts_of(parted: PartlyFused, before: str) -> Iterator[Part]:
+def _inside(parted: PartlyFused) -> Iterator[tuple[str, Prepared | Fallback]]:
+    """The programs of the modules that run fused, and these modules' paths."""
     for path in parted.paths:
-        part = parted.mirror.get_submodule(path)
-        for program in part.programs():
-            if isinstance(program, PartlyFused):
-                yield from _parts_of(program, f"{before}{path}.")
-            else:
-                yield _part(program, before + path, part.options.max_steps)
+        for program in parted.mirror.get_submodule(path).programs():
+            yield path, program
 
 
 def _part(program: Prepared | Fallback, path: str, max_steps: int | None) -> Part:
-    network = program.network
+    network, reason = program.network, getattr(program, "reason", "")
     if network is None:
-        return Part(path, "unchanged", getattr(program, "reason", ""))
-    shapes = {argument_name(name): network.shapes[name] for name in network.inputs}
-    if isinstance(program, Fallback):
-        layers = [
-            _outcome(each, "torch", reason=each.reason) for each in network.layers
-        ]
-        device = cpu_device("channels_last")
-        found = paper_stacks(network, "channels_last", max_steps)
-        return Part(
-            path, "unchanged", program.reason, shapes, layers, [], found, device.limit
-        )
-    engine = program.engine
-    running = _running(network, engine, max_steps)
-    return Part(
+        return Part(path, "unchanged", reason)
+    engine = program.engine if isinstance(program, Prepared) else None
+    layout = "channels_last" if engine is None else engine.layout
+    part = Part(
         path,
-        "fused",
-        "",
-        shapes,
-        outcomes(network, program.nodes, engine.kernels),
-        running,
-        paper_stacks(network, engine.layout, max_steps),
-        cpu_device(engine.layout).limit,
-        engine.images,
-        min(engine.batch, engine.images),
-        engine.arena.bytes,
-        engine.arena.bound,
+        "unchanged" if engine is None else "fused",
+        reason,
+        inputs={argument_name(name): network.shapes[name] for name in network.inputs},
+        found=paper_stacks(network, layout, max_steps),
+        limit=cpu_device(layout).limit,
+    )
+    if engine is None:
+        layers = [replace(each, became="torch") for each in network.layers]
+        return replace(part, layers=layers)
+    return replace(
+        part,
+        layers=outcomes(network, engine.nodes, engine.kernels),
+        running=_running(network, engine, max_steps),
+        images=engine.images,
+        at_a_time=min(engine.batch, engine.images),
+        arena=engine.arena.bytes,
+        bound=engine.arena.bound,
     )
 
 
 def outcomes(
     network: Network, nodes: Sequence[Node], kernels: dict[str, str]
-) -> list[LayerOutcome]:
-    """What became of each layer of a network that runs as these nodes.
+) -> list[Layer]:
+    """The layers of a network that runs as these nodes, with what became of each.
 
     kernels: the algorithm of each convolution, by its node's value.
     """
-    layers = {layer.name: layer for layer in network.layers}
-    known: dict[str, LayerOutcome] = {}
+    known: dict[str, tuple[str, str, str]] = {}  # became, into, kernel
     for node in nodes:
-        for name in node.layers:
-            layer, head = layers[name], _head(node)
+        main = node.convolution if isinstance(node, DepthwiseStack) else node
+        head = main.layers[0]
+        for name in node.names():
             if isinstance(node, EagerOp):
-                known[name] = _outcome(layer, "torch", reason=node.reason)
-            elif isinstance(node, DepthwiseStack) and name == head:
-                known[name] = _outcome(layer, "convolution", kernel="depthwise")
-            elif isinstance(node, DepthwiseStack):
-                known[name] = _outcome(layer, "joined", head)
+                known[name] = "torch", "", ""
+            elif isinstance(main, FusedConv) and name == head:
+                known[name] = "convolution", "", kernels[main.value]
+            elif isinstance(main, FusedConv):
+                known[name] = "joined", head, ""
             elif isinstance(node, StackNode):
-                known[name] = _outcome(layer, "stack", node.value)
-            elif not isinstance(node, FusedConv):
-                known[name] = _outcome(layer, "placed")
-            elif name == head:
-                kernel = kernels[node.value]
-                known[name] = _outcome(layer, "convolution", kernel=kernel)
+                known[name] = "stack", node.value, ""
             else:
-                known[name] = _outcome(layer, "joined", head)
-    return [known.get(name) or _outcome(layers[name], "nothing") for name in layers]
-
-
-def _head(node: Node) -> str:
-    """The layer of a node that the others are joined to."""
-    main = node.convolution if isinstance(node, DepthwiseStack) else node
-    return main.layers[0]
-
-
-def _outcome(
-    layer: Layer, became: str, into: str = "", kernel: str = "", reason: str = ""
-) -> LayerOutcome:
-    kind = layer.kind
-    if layer.operation is not None:
-        pool = layer.operation.pool
-        kind = layer.operation.kind if pool is None else f"{pool.mode} pool"
-    return LayerOutcome(
-        *(layer.name, layer.place, layer.operator, kind, layer.shape),
-        *(became, into, kernel, reason),
-    )
+                known[name] = "placed", "", ""
+    found = []
+    for layer in network.layers:
+        became, into, kernel = known.get(layer.name, ("nothing", "", ""))
+        reason = layer.reason if became == "torch" else ""
+        found.append(
+            replace(layer, became=became, into=into, kernel=kernel, reason=reason)
+        )
+    return found
 
 
 def paper_stacks(network: Network, layout: str, max_steps: int | None) -> list[Run]:
@@ -342,9 +276,7 @@ def _running(network: Network, engine: Engine, max_steps: int | None) -> list[Ru
             found.append(
                 Run(
                     node.value,
-                    tuple(
-                        node.named if isinstance(node, DepthwiseStack) else node.layers
-                    ),
+                    tuple(node.layers),
                     collapsed(node, network, engine.layout, max_steps),
                     as_4d(network.shapes[node.source]),
                     network.dtypes[node.source].itemsize,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.fusing.collapse import Step, pools_of, sizes, steps_of
-from memplan.fusing.kernel import operand_ref
+from memplan.fusing.kernel import check, operand_shape
 from memplan.fusing.operators import OPERATORS, Operation, Pool
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -41,14 +41,6 @@ def clamp(x, low, high):
     return tl.minimum(above, high, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
-def magnitude(x):
-    return tl.abs(x)
-
-@triton.jit
-def exp(x):
-    return tl.exp(x)
-
-@triton.jit
 def expm1(x):
     return tl.exp(x) - 1.0
 
@@ -63,12 +55,8 @@ def tanh(x):
     return tl.where(x < 0.0, -size, size)
 
 @triton.jit
-def erf(x):
-    return tl.erf(x)
-
-@triton.jit
 def mish(x):
-    return x * tanh(log1p(exp(x)))
+    return x * tanh(log1p(tl.exp(x)))
 """
 
 _KERNEL = """
@@ -193,6 +181,7 @@ def _statements(
 def expression(operation: Operation, x: str, operands: Sequence[str]) -> str:
     """`Operator.code` in Python: `a ? b : c` is `tl.where`, literals have no suffix."""
     code = re.sub(r"\b(\d+\.\d+)f\b", r"\1", OPERATORS[operation.kind].code)
+    code = re.sub(r"\b(exp|erf)\(", r"tl.\1(", code).replace("magnitude(", "tl.abs(")
     condition, choice, values = code.partition(" ? ")
     if choice:
         code = f"tl.where({condition}, {values.replace(' : ', ', ')})"
@@ -224,10 +213,7 @@ class TritonStack:
     """A stack that runs on a GPU, whatever sizes of tensors it is called with."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
-        """Raises UsageError if there are no operations, EnvironmentUnfitError if
-        Triton is not installed."""
-        if not operations:
-            raise UsageError("a stack needs at least one operation")
+        """Raises EnvironmentUnfitError if Triton is not installed."""
         try:
             import triton  # noqa: F401
         except ImportError as error:
@@ -270,7 +256,12 @@ def _run(step: Step, x: Tensor, operands: Iterator[Tensor], layout: str) -> Tens
     taken = []
     for part, at in ((step.before, tuple(x.shape)), (step.after, shape)):
         for kind in (kind for each in part for kind in each.operands):
-            operand = operand_ref(kind, next(operands), at, x, layout).tensor
+            operand = next(operands)
+            if kind == "image":
+                operand = operand.flatten(1)
+            dtype = torch.float32 if kind == "channel" else x.dtype
+            wanted = operand_shape(kind, at)
+            check(f"operand {kind}", operand, wanted, dtype, str(x.device))
             whole = order if operand.dim() == 4 else torch.contiguous_format
             taken.append(operand.contiguous(memory_format=whole))
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=order)

@@ -15,14 +15,14 @@ from memplan.graph.program import refs
 def check_nodes(network: Any) -> None:
     """Nodes take what is made before them, make each value once, and stand for every
     layer once."""
-    nodes, outputs = join(network)
+    nodes, outputs = join(network), network.outputs
     there = {*network.inputs, *network.constants}
     for node in nodes:
         assert set(node.inputs()) <= there
         assert node.value not in there
         there.add(node.value)
     assert set(refs(outputs)) <= there
-    named = [name for node in nodes for name in node.layers]
+    named = [name for node in nodes for name in node.names()]
     assert len(named) == len(set(named))
     wanted = {each.name for each in network.layers if each.kind != "same"}
     assert set(named) == wanted

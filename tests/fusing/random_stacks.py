@@ -7,10 +7,30 @@ from typing import Any
 
 from memplan.errors import UsageError
 from memplan.fusing.collapse import Stack, collapse
+from memplan.fusing.kernel import Kernel, place
 from memplan.fusing.operators import OPERATORS, Operation, Pool
 from memplan.fusing.patches import Device
 
 CPU = Device(1 << 20)
+
+
+def run(kernel: Kernel, x: Any, operands: Any = (), out: Any = None, n: int = 1) -> Any:
+    """What a kernel makes of tensors that may lie in any way, on so many threads."""
+    import torch
+
+    last = kernel.layout == "channels_last"
+    form = torch.channels_last if last else torch.contiguous_format
+
+    def lies(tensor: Any) -> Any:
+        there = tensor.dim() < 4 or place(tensor, kernel.layout) is not None
+        return tensor if there else tensor.contiguous(memory_format=form)
+
+    x, operands = lies(x), list(map(lies, operands))
+    if out is None:
+        shape = kernel.out_shape(tuple(x.shape))
+        out = torch.empty(shape, dtype=x.dtype, memory_format=form)
+    kernel.bind(x, operands, out)(n)
+    return out
 
 
 def random_pool(draw: random.Random) -> Pool:

@@ -7,21 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from convolving import convolve
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memplan.errors import UsageError
 from memplan.fusing.convolution import (
     ALGORITHMS,
-    Epilogue,
-    Geometry,
+    Packed,
     Prologue,
     algorithms,
     bind,
     pack,
 )
 from memplan.fusing.kernels import tape
+from memplan.fusing.layers import Convolution
 from memplan.toolchain.compiler import find_compiler
 from memplan.toolchain.instructions import supported
 
@@ -31,6 +30,52 @@ pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler"),
 ]
 INSTRUCTIONS = [name for name in ("native", "avx2", "portable") if supported(name)]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution without groups over planes; pairs are (height, width)."""
+
+    channels_in: int
+    channels_out: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    @property
+    def weight(self) -> tuple[int, ...]:
+        return self.channels_out, self.channels_in, *self.kernel
+
+    @property
+    def convolution(self) -> Convolution:
+        numbers = self.stride, self.padding, self.dilation
+        return Convolution("weight", None, *numbers, groups=1)
+
+    def out(self, images: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
+        """The shape of what comes out."""
+        height, width = (
+            (
+                size[i]
+                + 2 * self.padding[i]
+                - self.dilation[i] * (self.kernel[i] - 1)
+                - 1
+            )
+            // self.stride[i]
+            + 1
+            for i in (0, 1)
+        )
+        return images, self.channels_out, height, width
+
+
+def convolve(x: Any, packed: Packed, *more: Any) -> Any:
+    """The convolution of `x` (n, c, h, w), of windows that leave planes as they are."""
+    last = torch.channels_last
+    x = x.contiguous(memory_format=last)
+    size = len(x), packed.shape[0], *x.shape[2:]
+    out = torch.empty(size, memory_format=last)
+    bind(packed, x, out, *more)(torch.get_num_threads())
+    return out
 
 
 @dataclass(frozen=True)
@@ -109,12 +154,10 @@ class Run:
         self.case, g = case, case.geometry
         random = torch.Generator().manual_seed(case.seed)
         self.x = planes(random, (case.images, g.channels_in, *case.size), case.slack[0])
-        shape = (case.images, g.channels_out, *g.size(*case.size))
+        shape = g.out(case.images, case.size)
         self.out = planes(random, shape, case.slack[1])
         self.add = planes(random, shape, case.slack[2])
-        self.weight = torch.randn(
-            g.channels_out, g.channels_in, *g.kernel, generator=random
-        )
+        self.weight = torch.randn(g.weight, generator=random)
         vector = torch.randn(2, g.channels_in, generator=random)
         self.bias = torch.randn(g.channels_out, generator=random) if case.bias else None
         affine = "affine" in case.prologue
@@ -124,11 +167,9 @@ class Run:
             "relu" in case.prologue,
         )
         addend = {"add": self.add, "in place": self.out}
-        self.epilogue = Epilogue(
-            addend.get(case.epilogue.removesuffix(" relu")),
-            "relu" in case.epilogue,
-            (-0.5, 6.0) if case.epilogue == "clamp" else None,
-        )
+        self.added = addend.get(case.epilogue.removesuffix(" relu"))
+        relu = (0.0, float("inf")) if "relu" in case.epilogue else None
+        self.clamp = (-0.5, 6.0) if case.epilogue == "clamp" else relu
 
     def expected(self) -> torch.Tensor:
         x, g = self.x.double(), self.case.geometry
@@ -147,16 +188,14 @@ class Run:
             g.dilation,
         )
         self.magnitude = 1.0 + float(y.abs().max())  # of the sums, whose errors show
-        if self.epilogue.add is not None:
-            y = y + self.epilogue.add
-        y = y.relu() if self.epilogue.relu else y
-        return y.clamp(*self.epilogue.clamp) if self.epilogue.clamp else y
+        y = y if self.added is None else y + self.added
+        return y.clamp(*self.clamp) if self.clamp else y
 
     def actual(self, algorithm: str, instructions: str) -> torch.Tensor:
         g = self.case.geometry
-        packed = pack(self.weight, self.bias, g, algorithm, instructions)
-        bound = bind(packed, self.x, self.out, self.prologue, self.epilogue)
-        bound(self.case.threads)
+        packed = pack(self.weight, self.bias, g.convolution, algorithm, instructions)
+        end = self.added, self.clamp
+        bind(packed, self.x, self.out, self.prologue, *end)(self.case.threads)
         return self.out
 
 
@@ -178,7 +217,8 @@ class Run:
     )
 )
 def test_a_kernel_computes_what_torch_does(instructions: str, case: Case) -> None:
-    for algorithm in algorithms(case.geometry):
+    geometry = case.geometry
+    for algorithm in algorithms(geometry.weight, geometry.convolution):
         run = Run(case)
         expected = run.expected()
         error = (run.actual(algorithm, instructions) - expected).abs().max()
@@ -189,8 +229,9 @@ def test_a_kernel_computes_what_torch_does(instructions: str, case: Case) -> Non
 def test_only_the_output_is_written(algorithm: str) -> None:
     geometry = Geometry(20, 37, (3, 3), padding=(1, 1))
     wide = torch.full((2, 9, 11, 50), 3.0)
-    packed = pack(torch.ones(37, 20, 3, 3), None, geometry, algorithm)
-    bind(packed, torch.ones(2, 9, 11, 20).permute(0, 3, 1, 2), slice_of(wide, 5, 37))()
+    packed = pack(torch.ones(37, 20, 3, 3), None, geometry.convolution, algorithm)
+    x = torch.ones(2, 9, 11, 20).permute(0, 3, 1, 2)
+    bind(packed, x, slice_of(wide, 5, 37))()
     assert (wide[..., :5] == 3).all()
     assert (wide[..., 42:] == 3).all()
     assert float(wide[0, 4, 4, 5]) == pytest.approx(180)
@@ -216,8 +257,9 @@ def test_what_is_not_finite_goes_where_it_goes_in_torch(
     )
     expected = torch.nn.functional.conv2d(x, weight, padding=1)
     expected = expected.relu() if relu else expected
-    packed = pack(weight, None, geometry, algorithm)
-    actual = convolve(x, packed, epilogue=Epilogue(relu=relu))
+    packed = pack(weight, None, geometry.convolution, algorithm)
+    clamp = (0.0, float("inf")) if relu else None
+    actual = convolve(x, packed, None, None, clamp)
     assert torch.equal(actual.isnan(), expected.isnan())
     assert torch.equal(actual.isinf(), expected.isinf())
     near = expected.isfinite() & (expected.abs() < 1e30)
@@ -229,7 +271,8 @@ class Entry(ctypes.Structure):
 
 
 def test_a_tape_runs_calls_in_order() -> None:
-    packed = pack(torch.full((3, 3, 1, 1), 2.0), None, Geometry(3, 3, (1, 1)))
+    given = Geometry(3, 3, (1, 1)).convolution
+    packed = pack(torch.full((3, 3, 1, 1), 2.0), None, given)
     planes = torch.ones(3, 1, 4, 4, 3).permute(0, 1, 4, 2, 3)
     steps = [bind(packed, planes[i], planes[i + 1]) for i in range(2)]
     entries = (Entry * 2)(*((s.function, ctypes.addressof(s.call)) for s in steps))
@@ -238,60 +281,37 @@ def test_a_tape_runs_calls_in_order() -> None:
 
 
 def test_winograd_is_for_small_kernels_that_do_not_skip() -> None:
-    assert algorithms(Geometry(3, 4, (3, 3))) == list(ALGORITHMS)
+    plain = Geometry(3, 4, (3, 3))
+    assert algorithms(plain.weight, plain.convolution) == list(ALGORITHMS)
     for other in (
         Geometry(3, 4, (1, 3)),
         Geometry(3, 4, (3, 3), stride=(1, 2)),
         Geometry(3, 4, (3, 3), dilation=(2, 1)),
     ):
-        assert algorithms(other) == ["direct"]
+        assert algorithms(other.weight, other.convolution) == ["direct"]
         with pytest.raises(UsageError, match="winograd4: does not support"):
-            pack(torch.ones(4, 3, *other.kernel), None, other, "winograd4")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (0, 4, (1, 1)),
-        (3, 4, (1, 0)),
-        (3, 4, (1, 1), (0, 1)),
-        (3, 4, (1, 1), (1, 1), (-1, 0)),
-    ],
-)
-def test_a_geometry_has_sizes(arguments: Any) -> None:
-    with pytest.raises(UsageError, match="at least"):
-        Geometry(*arguments)
-
-
-def test_weights_that_do_not_fit_are_refused() -> None:
-    geometry = Geometry(3, 4, (1, 1))
-    with pytest.raises(UsageError, match="weights of shape"):
-        pack(torch.ones(4, 3, 1, 2), None, geometry)
-    with pytest.raises(UsageError, match="bias of shape"):
-        pack(torch.ones(4, 3, 1, 1), torch.ones(3), geometry)
-    with pytest.raises(UsageError, match="float32"):
-        pack(torch.ones(4, 3, 1, 1).double(), None, geometry)
+            pack(torch.ones(other.weight), None, other.convolution, "winograd4")
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:
-    packed = pack(torch.ones(4, 3, 2, 2), None, Geometry(3, 4, (2, 2)))
+    given = Geometry(3, 4, (2, 2)).convolution
+    with pytest.raises(UsageError, match="the bias is"):
+        pack(torch.ones(4, 3, 1, 1), torch.ones(3), given)
+    with pytest.raises(UsageError, match="float64"):
+        pack(torch.ones(4, 3, 1, 1).double(), None, given)
+    packed = pack(torch.ones(4, 3, 2, 2), None, given)
     x = torch.ones(1, 3, 5, 5).contiguous(memory_format=torch.channels_last)
     y = torch.ones(1, 4, 4, 4).contiguous(memory_format=torch.channels_last)
-    with pytest.raises(UsageError, match="dimensions"):
-        bind(packed, x[0], y)
-    with pytest.raises(UsageError, match="expected 3"):
-        convolve(torch.ones(1, 2, 5, 5), packed)
-    with pytest.raises(UsageError, match="too small"):
-        convolve(torch.ones(1, 3, 1, 5), packed)
-    with pytest.raises(UsageError, match="output of shape"):
-        bind(packed, x, x)
-    with pytest.raises(UsageError, match="not channels last"):
-        bind(packed, torch.ones(1, 3, 5, 5), y)
-    with pytest.raises(UsageError, match="float32"):
-        bind(packed, x.double(), y)
-    with pytest.raises(UsageError, match="needs 3 values"):
-        bind(packed, x, y, Prologue(scale=torch.ones(4)))
-    with pytest.raises(UsageError, match="added tensor of shape"):
-        bind(packed, x, y, epilogue=Epilogue(add=x))
-    with pytest.raises(UsageError, match="low <= high"):
-        bind(packed, x, y, epilogue=Epilogue(clamp=(6.0, 0.0)))
+    for arguments, message in (
+        ((x[0], y), "takes .n, c, h, w."),
+        ((x[:, :2], y), "the input is .1, 2, 5, 5."),
+        ((x[:, :, :1], y), "too small"),
+        ((x, x), "the output is"),
+        ((torch.ones(1, 3, 5, 5), y), "not channels_last in memory"),
+        ((x.double(), y), "float32"),
+        ((x, y, Prologue(scale=torch.ones(4))), "expected .3,. of torch.float32"),
+        ((x, y, None, x), "the added tensor is"),
+        ((x, y, None, None, (6.0, 0.0)), "low <= high"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            bind(packed, *arguments)

@@ -19,12 +19,12 @@ from torch import nn  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
 from memplan.fusing import compiler, kernels  # noqa: E402
 from memplan.fusing.engine import decide  # noqa: E402
-from memplan.fusing.engine.decide import Decisions  # noqa: E402
 from memplan.fusing.engine.engine import Engine  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.options import FuseOptions  # noqa: E402
 from memplan.fusing.prepared import Fallback, Prepared  # noqa: E402
 from memplan.fusing.summary import summary  # noqa: E402
+from memplan.toolchain.cache import Cache  # noqa: E402
 
 FORCED = FuseOptions(measure=False)
 
@@ -93,27 +93,21 @@ def test_what_was_decided_is_kept(
     assert again.engine.batch == first.engine.batch
 
 
-def test_a_damaged_decision_is_none(no_decisions: Path) -> None:
-    options = FuseOptions()
-    for found in ([], {"plan": 3}, {"plan": [["direct"], 0]}, {"plan": [["no"], 1]}):
-        decisions = Decisions.of(["a"], 1, options)
-        decisions.set_kernel("b", ["direct"], "direct")
-        decisions.write()
-        (path,) = no_decisions.glob("*.json")
-        from memplan.toolchain.cache import Cache
-
-        Cache().write(path.stem, ".json", json.dumps(found).encode())
-        again = Decisions.of(["a"], 1, options)
-        assert again.plan is None
-        assert again.kernel("b", ["direct"]) is None
-        path.write_bytes(b"{")
-        assert Decisions.of(["a"], 1, options).plan is None
-        path.unlink()
-    kept = Decisions.of(["a"], 1, options)
-    kept.set_plan(("direct",), 2)
-    kept.write()
-    assert Decisions.of(["a"], 1, options).plan == (("direct",), 2)
-    assert Decisions.of(["a"], 2, options).plan is None
+@pytest.mark.parametrize(
+    "found", [[], {"plan": 3}, [["direct", "onednn"], 0], [["no", "onednn"], 1], [3, 1]]
+)
+def test_a_damaged_decision_is_none(no_decisions: Path, found: Any) -> None:
+    model, x = model_of(), torch.randn(3, 3, 12, 12)
+    options = FuseOptions(measure=False, kernels=("direct",), micro_batch=2)
+    called(model, x, options)
+    (path,) = no_decisions.glob("*.json")
+    Cache().write(path.stem, ".json", json.dumps(found).encode())
+    (again,) = called(model_of(), x, options).programs()
+    assert again.engine.plan == (("direct", "direct"), 2)
+    assert json.loads(Cache().read(path.stem, ".json")) == [["direct", "direct"], 2]
+    path.write_bytes(b"{")
+    (again,) = called(model_of(), x, options).programs()
+    assert again.engine.plan == (("direct", "direct"), 2)
 
 
 def test_what_takes_longer_is_given_up_for_good(
@@ -133,7 +127,12 @@ def test_what_takes_more_memory_is_given_up(
     no_decisions: Path, monkeypatch: pytest.MonkeyPatch, times: Times
 ) -> None:
     peaks = iter([1 << 10])
-    monkeypatch.setattr(compiler, "activation_peak", lambda *_: next(peaks, 1 << 30))
+
+    def peak(run: Callable[[], Any], _: str) -> int:
+        run()
+        return next(peaks, 1 << 30)
+
+    monkeypatch.setattr(compiler, "activation_peak", peak)
     with pytest.warns(UserWarning, match="times the memory"):
         called(model_of(8), torch.randn(1, 3, 8, 8), FuseOptions())
 

@@ -49,7 +49,8 @@ def pair() -> tuple[Any, Any, Any]:
 def kinds(ready: Any) -> list[str]:
     """What runs, in order."""
     return [
-        f"{type(node).__name__} {node.layers}" for node in ready.programs()[0].nodes
+        f"{type(node).__name__} {node.layers}"
+        for node in ready.programs()[0].engine.nodes
     ]
 
 
@@ -74,7 +75,7 @@ def test_what_lies_between_loops_is_fused(pair: tuple[Any, Any, Any]) -> None:
 
 
 def eager(ready: Any) -> list[Any]:
-    return [each for each in ready.programs()[0].nodes if hasattr(each, "op")]
+    return [each for each in ready.programs()[0].engine.nodes if hasattr(each, "op")]
 
 
 def test_a_plan_that_is_kept_says_so(pair: tuple[Any, Any, Any]) -> None:

@@ -150,7 +150,7 @@ def test_a_model_left_alone_is_looked_at_again() -> None:
     assert isinstance(program(ready), Prepared)
 
 
-@pytest.mark.parametrize("shape", [(2, 20, 4, 4), (1, 3, 7, 9), (2, 5, 3, 40)])
+@pytest.mark.parametrize("shape", [(2, 20, 4, 4), (2, 5, 3, 40)])
 @pytest.mark.parametrize(
     "pool",
     [
@@ -171,9 +171,20 @@ def test_a_window_beyond_the_plane_is_no_larger_than_that(
     with torch.no_grad():
         torch.testing.assert_close(ready(x), model(x))
     (made,) = ready.programs()
-    found = made.nodes[0].operations[1].pool
+    found = made.engine.nodes[0].operations[1].pool
     for axis in (0, 1):
         assert found.reach(axis) <= shape[2 + axis] + 2 * found.padding[axis]
+
+
+def test_windows_that_may_miss_the_plane_are_torchs() -> None:
+    pool = nn.MaxPool2d(9, padding=4, dilation=6, ceil_mode=True, stride=60)
+    model = nn.Sequential(nn.ReLU(), pool, nn.Sigmoid()).eval()
+    ready, x = fuse(model, FORCED), noise(1, 3, 3, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(ready(x), model(x))
+    (part,) = summary(ready).parts
+    became = {each.place: (each.became, each.reason) for each in part.layers}
+    assert became["1"] == ("torch", "it has unsupported arguments")
 
 
 needs_compiler = pytest.mark.skipif(

@@ -129,8 +129,19 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "crossed clamp": (lambda s, x: torch.clamp(s.body(x), 1.0, 0.5), {}),
     "mixed cat": (lambda s, x: torch.cat([s.body(x), s.body(x).double()], 1), {}),
     "mean": (lambda s, x: s.body(x).mean((2, 3), keepdim=True), {}),
+    "softsign": (lambda s, x: f.softsign(s.body(x)), {}),
+    "scaled addition": (lambda s, x: torch.add(s.body(x), s.body(x), alpha=2), {}),
+    "windows of two sizes": (lambda s, x: f.adaptive_avg_pool2d(s.body(x), 3), {}),
+    "cat of rows": (lambda s, x: torch.cat([s.body(x), s.body(x)], 2), {}),
+    "bounds that are tensors": (
+        lambda s, x: torch.clamp(s.body(x), s.low),
+        {"low": nn.Parameter(torch.ones(1))},
+    ),
     "pooled before": (
         lambda s, x: f.avg_pool2d(s.c(s.body(x) - 1), 2), {"c": nn.Conv2d(4, 2, 1)},
+    ),
+    "pooled behind windows": (
+        lambda s, x: f.avg_pool2d(s.c(s.body(x) - 1), 2), {"c": nn.Conv2d(4, 2, 3)},
     ),
     "normed before": (
         lambda s, x: s.c(f.relu(s.bn(torch.cat([s.body(x), x], 1)))),

@@ -32,6 +32,7 @@ from memplan.fusing.engine.engine import Engine  # noqa: E402
 from memplan.fusing.engine.packs import Packs  # noqa: E402
 from memplan.fusing.join import join  # noqa: E402
 from memplan.fusing.layers import FusedConv  # noqa: E402
+from memplan.fusing.memory import ArenaPool  # noqa: E402
 from memplan.fusing.options import Joining  # noqa: E402
 from memplan.fusing.recognise import recognise  # noqa: E402
 from memplan.fusing.reference import reference  # noqa: E402
@@ -60,7 +61,7 @@ def check(stack: Stack, x: Any, operands: list[Any]) -> Any:
 
 @pytest.mark.parametrize("kind", sorted(OPERATORS))
 def test_each_operator(kind: str) -> None:
-    stack = Stack(tuple(random_operations(random.Random(kind), kind)), (), (5, 4))
+    stack = Stack(tuple(random_operations(random.Random(kind), kind)))
     x, operands = random_tensors(stack, (2, 3, 5, 4), torch.float32, 1)
     x *= 2
     if kind != "gelu":  # torch makes NaN of infinity
@@ -82,7 +83,7 @@ def pooled(*operations: Operation, **numbers: Any) -> Stack:
     """A stack of these operations and a pool behind the first of them."""
     pool = Pool(**{"kernel": (3, 2), "stride": (2, 1), "padding": (1, 1), **numbers})
     first, *rest = operations
-    return Stack((first, Operation("pool", pool=pool), *rest), (), (9, 7))
+    return Stack((first, Operation("pool", pool=pool), *rest))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     x, channel = torch.randn(2, 3, 4, 4), torch.randn(3)
     for operands, says in [
         ([channel, channel], "3 operands, not 2"),
-        ([channel, channel[:2], x], r"channel\" is \(2,\)"),
+        ([channel, channel[:2], x], r"channel is \(2,\)"),
         ([channel, channel, x.bfloat16()], "bfloat16"),
         ([channel, channel, x.to("meta")], "on meta"),
     ]:
@@ -134,8 +135,6 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     for value in (x[0], x.double()):
         with pytest.raises(UsageError, match="a stack takes"):
             stack(value, [channel, channel, value])
-    with pytest.raises(UsageError, match="at least one"):
-        TritonStack([])
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,13 +153,13 @@ def test_a_network_s_stacks() -> None:
     with torch.no_grad():
         expected = model(x)
         network = recognise(target.program, model)
-        nodes, outputs = join(network, Joining(epilogues=False))
+        nodes = join(network, Joining(epilogues=False))
         convolutions = {
             each.value: "onednn" for each in nodes if isinstance(each, FusedConv)
         }
         stacks = gpu_stacks(nodes, network)
         assert len(stacks) == 2
         packs = Packs(target.weights, network, nodes, convolutions, stacks)
-        engine = Engine(network, nodes, outputs, packs, 2, "channels_first")
+        engine = Engine(packs, 2, "channels_first", ArenaPool())
         (found,) = engine.run({network.inputs[0]: x})
     torch.testing.assert_close(found, expected)

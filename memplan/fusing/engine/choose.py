@@ -10,12 +10,12 @@ from functools import partial
 import torch
 
 from memplan.fusing.collapse import Stack
-from memplan.fusing.convolution import Epilogue, Prologue, algorithms, bind, blank
-from memplan.fusing.engine import onednn
-from memplan.fusing.engine.packs import as_4d, as_planes, geometry
-from memplan.fusing.join import is_depthwise
-from memplan.fusing.kernel import Kernel, taps
-from memplan.fusing.layers import DepthwiseStack, FusedConv, Network
+from memplan.fusing.convolution import algorithms, blank
+from memplan.fusing.engine.arena import Arena
+from memplan.fusing.engine.packs import PackedWeights, Packs, Stacks, as_4d, as_planes
+from memplan.fusing.engine.steps import Emitter, Runner
+from memplan.fusing.join import is_depthwise, without_prologues
+from memplan.fusing.layers import FusedConv, Network, Node, StackNode
 from memplan.fusing.operators import Operation
 from memplan.fusing.reference import reference
 from memplan.graph.clock import CLEARLY_SLOWER, clock
@@ -36,7 +36,8 @@ def candidates(
     """The kernels of `wanted` that can run a convolution; oneDNN's if no other can."""
     own: list[str] = []
     if network.dtypes[node.value] == torch.float32 and node.convolution.groups == 1:
-        own = algorithms(geometry(node.convolution, weights))
+        weight = as_planes(weights[node.convolution.weight])
+        own = algorithms(tuple(weight.shape), node.convolution)
     elif is_depthwise(node, network, weights):
         own = ["depthwise"]
     found = [each for each in (*own, "onednn") if each in wanted]
@@ -53,7 +54,8 @@ def signature(node: FusedConv, network: Network, weights: Weights, images: int) 
             (given.stride, given.padding, given.dilation, given.groups),
             *([given.behind] if any(given.behind) else []),
             str(network.dtypes[node.value]),
-            (node.before is not None, node.rectified, node.added is not None),
+            list(map(str, node.before.operations if node.before else ())),
+            node.added is not None,
             torch.get_num_threads(),
         )
     )
@@ -69,40 +71,13 @@ def timing_images(
     return max(1, min(batch, MOST_IMAGES, ENOUGH_WORK // max(work, 1)))
 
 
-def fastest(
-    node: FusedConv,
-    network: Network,
-    weights: Weights,
-    images: int,
-    kernels: list[str],
-    stack: tuple[DepthwiseStack, Kernel] | None = None,
-) -> list[str]:
-    """The fastest of `kernels` on so many images, first, and others that are not
-    clearly slower.
-
-    stack: of a depthwise convolution, with what else its kernel computes.
-    """
-    if len(kernels) == 1:
-        return kernels
-    shape = (images, *as_4d(network.shapes[node.source])[1:])
-    out_shape = (images, *as_4d(network.shapes[node.value])[1:])
-    dtype = network.dtypes[node.value]
-    x = _noise(shape, dtype)
-    added = _noise(out_shape, dtype) if node.added is not None else None
-    runs = {
-        name: _run(node, weights, x, added, name, out_shape)
-        for name in kernels
-        if name != "depthwise"
-    }
-    if stack is not None:
-        if "onednn" in runs:
-            runs["onednn"] = _with_passes(runs["onednn"], stack[0], x, out_shape)
-        runs["depthwise"] = _stack_run(stack[1], x, out_shape)
-    best = dict.fromkeys(runs, float("inf"))
+def fastest(runs: dict[str, Callable[[], object]]) -> list[str]:
+    """The fastest of runs by kernel, first, and others that are not clearly slower."""
     for run in runs.values():
         run()  # the first time touches memory
+    best = dict.fromkeys(runs, float("inf"))
     now, began = clock(), time.perf_counter()
-    near = list(kernels)
+    near = list(runs)
     for _ in range(ROUNDS):
         for name in near:
             start = now()
@@ -116,97 +91,49 @@ def fastest(
     return sorted(near, key=lambda name: best[name])
 
 
-def _run(
-    node: FusedConv,
+def run_of(
+    nodes: list[Node],
+    network: Network,
     weights: Weights,
-    x: torch.Tensor,
-    added: torch.Tensor | None,
+    images: int,
     kernel: str,
-    out_shape: tuple[int, ...],
-) -> Callable[[], None]:
-    """One run of a convolution by a kernel, without arguments."""
-    ones = torch.ones(x.shape[1])
-    if kernel == "onednn":
-        weight = as_planes(weights[node.convolution.weight]).detach()
-        bias = torch.zeros(weight.shape[0], dtype=x.dtype)
-        shape, dtype = tuple(x.shape), x.dtype
-        packed = onednn.pack(weight, bias, node.convolution, shape)
+    stacks: Stacks,
+) -> Callable[[], object]:
+    """A run of nodes on noise, as an engine runs them: a convolution by a kernel of
+    this name, and what belongs to it.
 
-        def run() -> None:
-            y = x
-            if node.before is not None:  # in a pass of its own
-                y = x * ones.view(1, -1, 1, 1).to(dtype)
-                y = y.relu_() if node.rectified else y
-            onednn.run(y, packed, node.convolution, added, node.activation)
-
-        return run
-    own = blank(geometry(node.convolution, weights), kernel)
-    prologue = Prologue(ones, ones, node.rectified) if node.before else Prologue()
-    out = torch.empty(out_shape, memory_format=torch.channels_last)
-    bound = bind(own, x, out, prologue, Epilogue(added, clamp=node.activation))
-    threads = torch.get_num_threads()
-    return lambda: bound(threads)
-
-
-def _stack_run(
-    kernel: Kernel, x: torch.Tensor, out_shape: tuple[int, ...]
-) -> Callable[[], None]:
-    """One run of a depthwise convolution's stack, without arguments."""
-    channels, at = x.shape[1], tuple(x.shape[2:])
-    operands = []
-    for operation in kernel.stack.operations:
-        for kind in operation.operands:
-            if kind == "taps":
-                assert operation.pool is not None
-                shape = (channels, 1, *operation.pool.kernel)
-                operands.append(taps(torch.ones(shape), None))
-            elif kind == "channel":
-                operands.append(torch.ones(channels))
-            elif kind == "image":
-                operands.append(torch.ones(x.shape[:2], dtype=x.dtype))
-            else:
-                operands.append(_noise((*x.shape[:2], *at), x.dtype))
-        at = at if operation.pool is None else tuple(out_shape[2:])
-    out = _noise(out_shape, x.dtype)
-    bound, threads = kernel.bind(x, operands, out), torch.get_num_threads()
-    return lambda: bound(threads)
-
-
-def _with_passes(
-    run: Callable[[], None],
-    stack: DepthwiseStack,
-    x: torch.Tensor,
-    out_shape: tuple[int, ...],
-) -> Callable[[], None]:
-    """A run by oneDNN with a pass of torch for each stack that it would leave before
-    and behind the convolution."""
-    at = next(i for i, each in enumerate(stack.operations) if not each.elementwise)
-    alone = stack.convolution
-    joined = (alone.added is not None) + (alone.activation is not None)
-    before = stack.operations[: at - (alone.before is not None) - alone.rectified]
-    behind = stack.operations[at + 1 + joined :]
-    passes = [
-        (_pass(operations), tensor)
-        for operations, tensor in ((before, x), (behind, _noise(out_shape, x.dtype)))
-        if operations
-    ]
-
-    def all_() -> None:
-        run()
-        for compute, tensor in passes:
-            compute(tensor)
-
-    return all_ if passes else run
-
-
-def _pass(operations: list[Operation]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that takes about as long as a stack of these operations."""
-    for operation in operations:
-        if not operation.operands:
-            return partial(reference, Stack((operation,), (), (0, 0)))
-    return partial(reference, Stack((Operation("mul_number", (1.0,)),), (), (0, 0)))
-
-
-def _noise(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    noise = torch.randn(shape, dtype=dtype)
-    return noise.contiguous(memory_format=torch.channels_last)
+    stacks: the kernels of stacks; an operation of torch that takes about as long runs
+    others.
+    """
+    kernels = {each.value: kernel for each in nodes if isinstance(each, FusedConv)}
+    blanks: dict[tuple[str, str], PackedWeights] = {}
+    found: list[Node] = []
+    for node in without_prologues(nodes, kernels):
+        if isinstance(node, StackNode) and node.value not in stacks:
+            operations = [each for each in node.operations if not each.operands]
+            operation = [*operations, Operation("mul_number", (1.0,))][0]
+            stack = Stack((operation,))
+            found.append(StackNode(node.value, node.source, [operation]))
+            stacks = {**stacks, node.value: partial(reference, stack)}
+            continue
+        found.append(node)
+        if isinstance(node, FusedConv) and kernel != "onednn":
+            shape = tuple(as_planes(weights[node.convolution.weight]).shape)
+            blanks[node.value, kernel] = blank(shape, node.convolution, kernel)
+    packs = Packs(weights, network, found, kernels, stacks, blanks)
+    shapes = {
+        name: (images, *network.shapes[name][1:])
+        for node in found
+        for name in (*node.inputs(), node.value)
+    }
+    nowhere = torch.empty(0, dtype=torch.uint8)
+    arena = Arena({}, 0, 0)
+    emitter = Emitter(packs, "channels_last", shapes, {}, arena, nowhere)
+    runner = Runner(emitter, found, set(shapes))
+    noise = {
+        name: torch.randn(as_4d(shape), dtype=network.dtypes[name]).contiguous(
+            memory_format=torch.channels_last
+        )
+        for name, shape in shapes.items()
+    }
+    return partial(runner.run, noise)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -14,107 +14,9 @@ from memplan.fusing.engine.packs import Packs, as_4d
 from memplan.fusing.engine.steps import Emitter, Runner, Values
 from memplan.fusing.layers import Concat, FusedConv, Network, Node, StackNode, gates
 from memplan.fusing.memory import ArenaPool
-from memplan.graph.nest import (
-    changed,
-    leaves_of,
-    overlapping,
-    storages,
-)
+from memplan.graph.nest import leaves_of, overlapping, storages
 from memplan.graph.program import Ref, mapped, refs
 from memplan.graph.weights import Weights
-
-
-class Results:
-    """The values named by `outputs`, a nest of Ref, laid out as the model's results.
-
-    images: how many a whole call has.
-    """
-
-    def __init__(self, outputs: object, network: Network, images: int) -> None:
-        self._outputs, self._images = outputs, images
-        self._given = {*network.inputs, *network.constants}
-        self.names = list(dict.fromkeys(refs(outputs)))
-        self._tensors = all(name in network.shapes for name in self.names)
-        self._strides: dict[str, tuple[int, ...]] = {}
-        self._copied: set[str] = set()  # what the model does not give back as it is
-
-    def learn(self, expected: object, inputs: Values) -> None:
-        """Store the memory layout of the model's results, and which of them are
-        `inputs` or share their memory."""
-        if not self._tensors:  # their leaves are not those of `expected`
-            return
-        given = storages(inputs.values())
-        mine = leaves_of(mapped(self._outputs, _Leaf))
-        for leaf, value in zip(mine, leaves_of(expected), strict=False):
-            if isinstance(leaf, _Leaf) and hasattr(value, "stride"):
-                self._strides[leaf.name] = tuple(value.stride())
-                if not storages([value]) & given and leaf.name in self._given:
-                    self._copied.add(leaf.name)
-
-    def of(self, values: Values, inputs: Values, arena: int | None) -> object:
-        """The outputs. arena: address of the arena; None if no value lies in it."""
-        found = {name: self._own(name, values, inputs, arena) for name in self.names}
-        return mapped(self._outputs, lambda ref: found[ref.name])
-
-    def _own(
-        self, name: str, values: Values, inputs: Values, arena: int | None
-    ) -> object:
-        """A value that does not share the arena's memory."""
-        if name in inputs and name not in self._copied:
-            return inputs[name]
-        value = values[name]
-        if not isinstance(value, torch.Tensor):
-            return changed(value, lambda each: _out_of(each, arena))
-        inside = value.untyped_storage().data_ptr() == arena
-        if not (inside or name in self._copied):
-            return value
-        return self._empty(name, value, tuple(value.shape)).copy_(value)
-
-    def lies(self, name: str, strides: tuple[int, ...]) -> bool:
-        """Whether it is a result, and the model lays it out by these strides."""
-        return name in self.names and self._strides.get(name) == strides
-
-    def empty(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Memory for a result that `lies`, of the shape given."""
-        return torch.empty_strided(shape, self._strides[name], dtype=dtype)
-
-    def put(
-        self, found: Values, values: Values, start: int, there: Collection[str]
-    ) -> None:
-        """Copy results of some images into those of all, except those in `there`."""
-        for name in self.names:
-            if name in there:
-                continue
-            value = values[name]
-            if name not in found:
-                shape = self._images, *value.shape[1:]
-                found[name] = self._empty(name, value, shape)
-            found[name][start : start + value.shape[0]] = value
-
-    def _empty(
-        self, name: str, value: torch.Tensor, shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        strides = self._strides.get(name)
-        if strides is None or len(strides) != len(shape) or overlapping(shape, strides):
-            return torch.empty(shape, dtype=value.dtype, device=value.device)
-        return torch.empty_strided(
-            shape, strides, dtype=value.dtype, device=value.device
-        )
-
-
-class _Leaf:
-    """A Ref as pytrees do not look into it."""
-
-    def __init__(self, ref: Ref) -> None:
-        self.name = ref.name
-
-
-def _out_of(value: torch.Tensor, arena: int | None) -> torch.Tensor:
-    inside = value.untyped_storage().data_ptr() == arena
-    return value.clone() if inside else value
-
 
 MOST_RUNNERS = 4  # of an engine, bound to one slab: whole batches and their rests
 
@@ -122,30 +24,24 @@ MOST_RUNNERS = 4  # of an engine, bound to one slab: whole batches and their res
 class Engine:
     """A network's nodes, ready to run on inputs of the shapes they were built for.
 
-    nodes, outputs: what runs, and a nest of Ref to what it gives. batch: how many
-    images go through at a time. layout: of values in memory, see `Emitter`. arena_pool:
-    where arenas come from.
+    packs: what runs, and its weights. batch: how many images go through at a time.
+    layout: of values in memory, see `Emitter`. arena_pool: where arenas come from.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what a network's run is made of
-        self,
-        network: Network,
-        nodes: list[Node],
-        outputs: object,
-        packs: Packs,
-        batch: int,
-        layout: str,
-        arena_pool: ArenaPool | None = None,
+    def __init__(
+        self, packs: Packs, batch: int, layout: str, arena_pool: ArenaPool
     ) -> None:
-        self._network, self.nodes, self.outputs = network, nodes, outputs
+        network, nodes = packs.network, packs.nodes
+        self._network, self.nodes, self.outputs = network, nodes, network.outputs
         self._packs, self.batch, self.layout = packs, batch, layout
-        self._arena_pool = arena_pool or ArenaPool()
-        self.threads = torch.get_num_threads()
+        self._arena_pool = arena_pool
         self.images = images(network)
         self._lock = threading.Lock()
         self._packed = 0  # how often; runners hold what was packed then
-        self._results = Results(outputs, network, self.images)
-        self._constants = _constants(network, nodes, outputs, packs.weights)
+        self._names = list(dict.fromkeys(refs(network.outputs)))
+        self._strides: dict[str, tuple[int, ...]] = {}  # of the model's results
+        self._copied: set[str] = set()  # what the model does not give back as it is
+        self._constants = _constants(network, nodes, packs.weights)
         self._layouts: dict[int, tuple[dict[str, Place], Arena]] = {}
         self._written: frozenset[str] = frozenset()  # results that kernels write to
 
@@ -153,6 +49,11 @@ class Engine:
     def kernels(self) -> dict[str, str]:
         """The algorithm of each convolution, by value."""
         return self._packs.kernels
+
+    @property
+    def plan(self) -> tuple[tuple[str, ...], int]:
+        """The algorithm of each convolution, in order, and images at a time."""
+        return tuple(self.kernels.values()), self.batch
 
     @property
     def arena(self) -> Arena:
@@ -167,15 +68,22 @@ class Engine:
     def pack(self) -> None:
         """Pack the model's current weights."""
         with self._lock:
-            self._packs.fill()
+            self._packs.fill({})
             self._packed += 1
 
     def learn(self, expected: object, inputs: Values) -> None:
-        """Lay results out as `expected`, the model's results for `inputs`.
+        """Lay results out as `expected`, the model's results for `inputs`, and copy
+        those that the model does not give back as they are.
 
         Before anything runs: results in the kernels' own layout are not copied.
         """
-        self._results.learn(expected, inputs)
+        theirs = storages(inputs.values())
+        given = {*inputs, *self._network.constants}
+        for ref, value in zip(self.outputs, leaves_of(expected), strict=False):
+            if isinstance(ref, Ref) and isinstance(value, torch.Tensor):
+                self._strides[ref.name] = value.stride()
+                if ref.name in given and not storages([value]) & theirs:
+                    self._copied.add(ref.name)
         taken = {name for node in self.nodes for name in node.inputs()}
         self._written = frozenset(
             node.value
@@ -183,7 +91,7 @@ class Engine:
             if isinstance(node, FusedConv | StackNode)
             and self.native(node)
             and node.value not in taken
-            and self._results.lies(node.value, self._dense(node.value))
+            and self._strides.get(node.value) == self._dense(node.value)
         )
         self._layouts.clear()
 
@@ -194,34 +102,51 @@ class Engine:
             return c * height * width, 1, c * width, c
         return c * height * width, height * width, width, 1
 
-    def _fetched(self) -> Values:
-        return {name: held[key] for name, held, key in self._constants}
-
     def run(self, inputs: Values) -> object:
         """The outputs on these inputs."""
-        constants = self._fetched()
+        constants = {name: held[key] for name, held, key in self._constants}
+        given, device = {**constants, **inputs}, next(iter(inputs.values())).device
+        made = [x for x in self._names if x not in given or x in self._copied]
         if self.batch >= self.images:
-            results = self._fresh(self.images)
+            found = self._fresh(self._written, device)
             with self._runner(self.images) as runner:
-                values = runner.run({**constants, **inputs, **results})
-                return self._results.of(values, inputs, runner.storage)
-        found = self._fresh(self.images)
-        for start in range(0, self.images, self.batch):
-            stop = min(start + self.batch, self.images)
-            own = {name: found[name] for name in self._written}
-            cut = {name: x[start:stop] for name, x in {**inputs, **own}.items()}
-            with self._runner(stop - start) as runner:
-                values = runner.run({**constants, **cut})
-                self._results.put(found, values, start, self._written)
-        return self._results.of(found, inputs, None)
+                values = runner.run({**given, **found})
+                for name in made:
+                    found[name] = self._outside(name, values[name], runner.storage)
+        else:
+            found = self._fresh(made, device)
+            for start in range(0, self.images, self.batch):
+                stop = min(start + self.batch, self.images)
+                whole = {**inputs, **{name: found[name] for name in self._written}}
+                cut = {name: x[start:stop] for name, x in whole.items()}
+                with self._runner(stop - start) as runner:
+                    values = runner.run({**constants, **cut})
+                    for name in found.keys() - self._written:
+                        found[name][start:stop] = values[name]
+        results = {**given, **found}
+        return mapped(self.outputs, lambda ref: results[ref.name])
 
-    def _fresh(self, count: int) -> Values:
-        """Memory for the results that kernels write to, of so many images."""
-        shapes, dtypes = self._shapes(count), self._network.dtypes
-        return {
-            name: self._results.empty(name, shapes[name], dtypes[name])
-            for name in self._written
-        }
+    def _fresh(self, names: Iterable[str], device: torch.device) -> Values:
+        """Memory for results, laid out as the model's."""
+        found: Values = {}
+        for name in names:
+            shape, dtype = self._network.shapes[name], self._network.dtypes[name]
+            strides = self._strides.get(name)
+            if strides is None or overlapping(shape, strides):
+                found[name] = torch.empty(shape, dtype=dtype, device=device)
+            else:
+                found[name] = torch.empty_strided(
+                    shape, strides, dtype=dtype, device=device
+                )
+        return found
+
+    def _outside(self, name: str, value: torch.Tensor, arena: int) -> torch.Tensor:
+        """A result that is neither in the arena nor the caller's own."""
+        inside = value.untyped_storage().data_ptr() == arena
+        if not (inside or name in self._copied):
+            return value
+        copied: torch.Tensor = self._fresh([name], value.device)[name].copy_(value)
+        return copied
 
     @contextlib.contextmanager
     def _runner(self, count: int) -> Iterator[Runner]:
@@ -245,24 +170,9 @@ class Engine:
         self, count: int, memory: torch.Tensor, places: dict[str, Place], arena: Arena
     ) -> Runner:
         with torch.inference_mode(False), torch.no_grad():
-            emitter = Emitter(
-                self._network,
-                self._shapes(count),
-                places,
-                arena,
-                memory,
-                self._packs,
-                self.layout,
-            )
-            steps = [emitter.steps(node) for node in self.nodes]
-            forgotten = _last_uses(self.nodes, {*places, *self._results.names})
-            return Runner(
-                list(zip(steps, forgotten, strict=True)),
-                memory,
-                emitter,
-                self._packs.play,
-                self.threads,
-            )
+            shapes = self._shapes(count)
+            emitter = Emitter(self._packs, self.layout, shapes, places, arena, memory)
+            return Runner(emitter, self.nodes, set(self._names))
 
     def _layout(self, count: int) -> tuple[dict[str, Place], Arena]:
         found = self._layouts.get(count)
@@ -280,7 +190,7 @@ class Engine:
             item = int(self._network.dtypes[buffer].itemsize)
             return max(1, n * height * width * widths[buffer] * item)
 
-        arena = arenas.plan(self.nodes, places, size, self._results.names)
+        arena = arenas.plan(self.nodes, places, size, self._names)
         self._layouts[count] = places, arena
         return places, arena
 
@@ -313,24 +223,13 @@ def images(network: Network) -> int:
 
 
 def _constants(
-    network: Network, nodes: list[Node], outputs: object, weights: Weights
+    network: Network, nodes: list[Node], weights: Weights
 ) -> list[tuple[str, dict[str, torch.Tensor], str]]:
     """Tensors of the model that stand among the values: name, and where they are."""
     wanted = dict.fromkeys(name for node in nodes for name in node.inputs())
-    wanted.update(dict.fromkeys(refs(outputs)))
+    wanted.update(dict.fromkeys(refs(network.outputs)))
     found = []
     for name in wanted:
         if name in network.constants:
             found.append((name, *weights.holder(network.constants[name])))
     return found
-
-
-def _last_uses(nodes: list[Node], kept: set[str]) -> list[tuple[str, ...]]:
-    """Of each node, the values that none behind it takes, but for those in `kept`."""
-    seen = set(kept)
-    found: list[tuple[str, ...]] = []
-    for node in reversed(nodes):
-        last = {*node.inputs(), node.value} - seen
-        seen |= last
-        found.append(tuple(last))
-    return found[::-1]

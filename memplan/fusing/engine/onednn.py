@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import conv2d, linear, pad
 
 from memplan.fusing.layers import Convolution
 
@@ -62,36 +62,30 @@ def run(
     activation: tuple[float, float] | None,
 ) -> torch.Tensor:
     """The convolution of x, plus `added` if there is one, clamped to `activation`."""
-    given = convolution
+    given, weight, bias = convolution, packed.weight, packed.bias
     if any(given.behind):  # it knows only padding that is the same in front and behind
         x = _padded(x, given)
-    if (
-        x.shape[2:] == (1, 1)
-        and packed.weight.shape[2:] == (1, 1)
-        and (given.groups == 1)
-    ):
-        y = torch.nn.functional.linear(
-            x.flatten(1), packed.weight.flatten(1), packed.bias
-        )[:, :, None, None]
-    elif not packed.blocked:
-        y = torch.nn.functional.conv2d(
-            x, packed.weight, packed.bias, given.stride, _padding(given),
-            given.dilation, given.groups,
-        )  # fmt: skip
-    if not packed.blocked:
-        y = y if added is None else y.add_(added)
-        return y if activation is None else _clamp(y, activation)
-    numbers = _padding(given), given.stride, given.dilation, given.groups
-    # Its own activations make numbers of NaN, so they are done after it.
-    if added is None:
-        y = torch.ops.mkldnn._convolution_pointwise(
-            x, packed.weight, packed.bias, *numbers, "none", [], ""
-        )
+    numbers = given.stride, _padding(given), given.dilation, given.groups
+    if packed.blocked:
+        numbers = numbers[1], numbers[0], *numbers[2:]  # it has the padding first
+        # Its own activations make numbers of NaN, so they are done after it.
+        if added is None:
+            y = torch.ops.mkldnn._convolution_pointwise(
+                x, weight, bias, *numbers, "none", [], ""
+            )
+        else:
+            y = torch.ops.mkldnn._convolution_pointwise.binary(
+                x, added, weight, bias, *numbers, "add", 1.0, None, [], ""
+            )
+            added = None
+    elif x.shape[2:] == weight.shape[2:] == (1, 1) and given.groups == 1:
+        y = linear(x.flatten(1), weight.flatten(1), bias)[:, :, None, None]
     else:
-        y = torch.ops.mkldnn._convolution_pointwise.binary(
-            x, added, packed.weight, packed.bias, *numbers, "add", 1.0, None, [], ""
-        )
-    return y if activation is None else _clamp(y, activation)
+        y = conv2d(x, weight, bias, *numbers)
+    y = y if added is None else y.add_(added)
+    if activation is None:
+        return y
+    return y.clamp_(*activation) if activation != (0.0, math.inf) else y.relu_()
 
 
 def _padding(convolution: Convolution) -> tuple[int, int]:
@@ -101,7 +95,3 @@ def _padding(convolution: Convolution) -> tuple[int, int]:
 def _padded(x: torch.Tensor, convolution: Convolution) -> torch.Tensor:
     (down, across), (below, right) = convolution.padding, convolution.behind
     return pad(x, (across, across + right, down, down + below))
-
-
-def _clamp(y: torch.Tensor, activation: tuple[float, float]) -> torch.Tensor:
-    return y.clamp_(*activation) if activation != (0.0, math.inf) else y.relu_()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from memplan.fusing.collapse import Stack
-from memplan.fusing.convolution import Geometry, Packed, pack
+from memplan.fusing.convolution import Packed, pack
 from memplan.fusing.engine import onednn
 from memplan.fusing.kernel import Kernel, taps
 from memplan.fusing.kernels import tape
-from memplan.fusing.layers import Convolution, FusedConv, Network, Node, Norm, StackNode
+from memplan.fusing.layers import FusedConv, Network, Node, Norm, StackNode
 from memplan.fusing.memory import PageAllocator
-from memplan.fusing.triton_stack import TritonStack
 from memplan.graph.weights import Weights
 
 PIECE = 1 << 16  # weights that are scaled at a time
@@ -63,7 +63,8 @@ def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 PackedWeights = Packed | onednn.Packed
-Stacks = dict[str, Kernel | Stack | TritonStack]  # by the value that each computes
+# What computes each stack, by its value: a kernel, or a function of input and operands.
+Stacks = dict[str, Kernel | Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]]
 
 
 def as_4d(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
@@ -73,26 +74,12 @@ def as_4d(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     return n, c, height, width
 
 
-def geometry(convolution: Convolution, weights: Weights) -> Geometry:
-    """A convolution without groups, its channels those of its weight now."""
-    weight = as_planes(weights[convolution.weight])
-    out, channels, height, width = weight.shape
-    return Geometry(
-        channels,
-        out,
-        (height, width),
-        convolution.stride,
-        convolution.padding,
-        convolution.dilation,
-    )
-
-
 class Packs:
     """The packed weights of a network's nodes; `fill` takes them anew.
 
-    kernels: the algorithm of each convolution, by value. stacks: the kernel of each
-    stack, by value; the stack itself where torch runs it. made: weights packed before,
-    by value and algorithm, of the model as it is; it gets those that are packed now.
+    nodes: of `network`, in the order that they run in. kernels: the algorithm of each
+    convolution, by value. stacks: see Stacks. made: weights packed before, by value and
+    algorithm, of the model as it is; it gets those that are packed now.
     """
 
     def __init__(
@@ -104,25 +91,19 @@ class Packs:
         stacks: Stacks,
         made: dict[tuple[str, str], PackedWeights] | None = None,
     ) -> None:
-        self.weights, self._network, self._nodes = weights, network, nodes
+        self.weights, self.network, self.nodes = weights, network, nodes
         self.kernels, self.stacks = kernels, stacks
         self.convolutions: dict[str, PackedWeights] = {}
-        self.vectors: dict[Norm, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.taps: dict[
-            str, torch.Tensor
-        ] = {}  # of depthwise convolutions, by their values
+        self._made: dict[Norm | FusedConv, list[torch.Tensor]] = {}  # for stacks
         own = any(kernel != "onednn" for kernel in kernels.values())
         own = own or any(isinstance(each, Kernel) for each in stacks.values())
         self.play = tape() if own else None
-        self._fill({} if made is None else made)
+        self.fill({} if made is None else made)
 
-    def fill(self) -> None:
-        """Pack the model's weights as they are now."""
-        self._fill({})
-
-    def _fill(self, made: dict[tuple[str, str], PackedWeights]) -> None:
+    def fill(self, made: dict[tuple[str, str], PackedWeights]) -> None:
+        """Pack the model's weights as they are now, but for those in `made`."""
         room = PageAllocator()
-        for node in self._nodes:
+        for node in self.nodes:
             if isinstance(node, FusedConv):
                 key = node.value, self.kernels[node.value]
                 if key not in made:
@@ -131,24 +112,23 @@ class Packs:
                 if node.before is not None:
                     self._add(node.before)
             elif isinstance(node, StackNode):
-                for operand in node.operands:
-                    if isinstance(operand, Norm):
-                        self._add(operand)
-                    elif isinstance(operand, FusedConv):
-                        self.taps[operand.value] = taps(*folded(self.weights, operand))
+                self._add(node)
 
     def _packed(self, node: FusedConv, room: PageAllocator) -> PackedWeights:
         weight, bias = folded(self.weights, node)
         kernel = self.kernels[node.value]
         if kernel == "onednn":
-            size = as_4d(self._network.shapes[node.source])
+            size = as_4d(self.network.shapes[node.source])
             return onednn.pack(weight, bias, node.convolution, size)
-        shape = geometry(node.convolution, self.weights)
-        return pack(weight, bias, shape, kernel, room=room)
+        return pack(weight, bias, node.convolution, kernel, room=room)
 
-    def _add(self, norm: Norm) -> None:
-        scale, shift = scale_and_shift(self.weights, norm)
-        self.vectors[norm] = scale.float().contiguous(), shift.float().contiguous()
+    def _add(self, stack: StackNode) -> None:
+        for operand in stack.operands:
+            if isinstance(operand, Norm):
+                vectors = scale_and_shift(self.weights, operand)
+                self._made[operand] = [each.float().contiguous() for each in vectors]
+            elif isinstance(operand, FusedConv):
+                self._made[operand] = [taps(*folded(self.weights, operand))]
 
     def native(self, value: str) -> bool:
         """Whether a stack runs as a kernel, not by torch."""
@@ -158,10 +138,5 @@ class Packs:
         """A stack's operands in order: vectors, taps, and names of values."""
         found: list[torch.Tensor | str] = []
         for operand in node.operands:
-            if isinstance(operand, Norm):
-                found.extend(self.vectors[operand])
-            elif isinstance(operand, FusedConv):
-                found.append(self.taps[operand.value])
-            else:
-                found.append(operand)
+            found += [operand] if isinstance(operand, str) else self._made[operand]
         return found

@@ -3,67 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 
-from memplan.fusing.collapse import Stack
-from memplan.fusing.convolution import Epilogue, Prologue
+from memplan.fusing.convolution import Prologue
 from memplan.fusing.convolution import bind as bind_convolution
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.arena import Arena, Place, copies
 from memplan.fusing.engine.packs import Packs, as_4d
-from memplan.fusing.kernel import Kernel
-from memplan.fusing.layers import Concat, EagerOp, FusedConv, Network, Node, StackNode
-from memplan.fusing.reference import reference
+from memplan.fusing.kernel import Bound, Kernel, PointerSlot
+from memplan.fusing.layers import Concat, EagerOp, FusedConv, Node, StackNode
 from memplan.graph.nest import laid_out
 from memplan.graph.program import mapped
 
 Values = dict[str, Any]  # tensors, and what else torch returned
-Play = Callable[[object, int, int], None]  # `memplan_tape` of tape.h
 
 
-class PointerSlot(NamedTuple):
-    """A pointer in a ctypes structure that is set to a value's address before a run."""
-
-    structure: ctypes.Structure
-    field: str
-    value: str
-
-
-@dataclass(slots=True)
-class Native:
-    """A kernel and its arguments.
-
-    function: its address. call: a ctypes structure. given: pointers to values
-    outside the arena, set before each run. keep: what else the call points into.
-    """
-
-    function: int
-    call: ctypes.Structure
-    given: list[PointerSlot] = field(default_factory=list)
-    keep: tuple[object, ...] = ()
-
-
-@dataclass(slots=True)
-class Call:
-    """A function of the values, run by Python; its result is the value `name`, or
-    nothing where that is empty."""
-
-    name: str
-    run: Callable[[Values], object]
-
-
-Step = Native | Call
-
-
-class Layout(Protocol):
-    """Where values lie, and how kernels read those that lie elsewhere."""
-
-    def views(self) -> Values: ...
-    def convert(self, tensor: torch.Tensor) -> torch.Tensor: ...
+Step = Bound | Callable[[Values], None]
+"""A kernel, or a function that changes the values."""
 
 
 class _Entry(ctypes.Structure):
@@ -73,75 +33,57 @@ class _Entry(ctypes.Structure):
 class _Tape:
     """Kernels that run one after another without Python between them."""
 
-    def __init__(self, steps: list[Native], play: Play | None, threads: int) -> None:
-        self._steps, self._play, self._threads = steps, play, threads
+    def __init__(self, steps: list[Bound], emitter: Emitter) -> None:
+        self._steps, self._convert = steps, emitter.convert
+        self._play, self._threads = emitter.packs.play, torch.get_num_threads()
         self._entries = (_Entry * len(steps))(
             *(_Entry(step.function, ctypes.addressof(step.call)) for step in steps)
         )
         self._given = [given for step in steps for given in step.given]
 
-    def run(
-        self, values: Values, convert: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __call__(self, values: Values) -> None:
         held = []  # what kernels read stays until they have run
-        for structure, field_, value in self._given:
+        for structure, field, value in self._given:
             tensor = values[value]
-            if field_ != "output":  # that lies as it is to lie
-                tensor = convert(tensor)
+            if field != "output":  # that lies as it is to lie
+                tensor = self._convert(tensor)
             held.append(tensor)
-            setattr(structure, field_, tensor.data_ptr())
+            setattr(structure, field, tensor.data_ptr())
         assert self._play is not None  # where there are kernels there is a tape
         self._play(self._entries, len(self._entries), self._threads)
 
 
-@dataclass(slots=True)
-class _Part:
-    """A tape or a call, and the values that are dead after it."""
-
-    run: _Tape | Call
-    forget: list[str] = field(default_factory=list)
-
-
 class Runner:
-    """Steps bound to one arena; one thread runs it at a time.
+    """Nodes bound to the arena of an emitter; one thread runs it at a time.
 
-    steps: of every node, and the values that nothing behind it takes. memory: the
-    arena. layout: what says where values lie in it, and lays out others as kernels want
-    them. play: the library's function that runs a tape.
+    kept: names of values that are wanted at the end.
     """
 
-    def __init__(
-        self,
-        steps: list[tuple[list[Step], tuple[str, ...]]],
-        memory: torch.Tensor,
-        layout: Layout,
-        play: Play | None,
-        threads: int,
-    ) -> None:
-        self._memory, self._convert = memory, layout.convert
-        self.storage = memory.untyped_storage().data_ptr()
-        self._views = layout.views()
-        self._parts: list[_Part] = []
-        run: list[Native] = []
-        forget: list[str] = []
+    def __init__(self, emitter: Emitter, nodes: list[Node], kept: set[str]) -> None:
+        self._memory, self._views = emitter.memory, emitter.views()
+        self.storage = self._memory.untyped_storage().data_ptr()
+        self._run: list[Callable[[Values], None]] = []
+        tape: list[Bound] = []
+        gone: set[str] = set()
 
         def close() -> None:
-            if run:
-                self._parts.append(_Part(_Tape(list(run), play, threads)))
-            if self._parts:
-                self._parts[-1].forget.extend(forget)
-            run.clear()
-            forget.clear()
+            if tape:
+                self._run.append(_Tape(list(tape), emitter))
+            if gone:
+                self._run.append(partial(_forget, set(gone)))
+            tape.clear()
+            gone.clear()
 
-        for taken, last in steps:
-            for step in taken:
-                if isinstance(step, Native):
-                    run.append(step)
+        kept = kept | self._views.keys()
+        for node, dead in zip(nodes, _last_uses(nodes, kept), strict=True):
+            for step in emitter.steps(node):
+                if isinstance(step, Bound):
+                    tape.append(step)
                 else:
                     close()
-                    self._parts.append(_Part(step))
-            forget.extend(last)
-            if not run:
+                    self._run.append(step)
+            gone |= dead
+            if not tape:
                 close()
         close()
 
@@ -149,17 +91,24 @@ class Runner:
         """All live values at the end; those in the arena are valid until the next
         run."""
         values = {**self._views, **inputs}
-        for part in self._parts:
-            step = part.run
-            if isinstance(step, _Tape):
-                step.run(values, self._convert)
-            else:
-                result = step.run(values)
-                if step.name:
-                    values[step.name] = result
-            for name in part.forget:
-                values.pop(name, None)
+        for step in self._run:
+            step(values)
         return values
+
+
+def _forget(names: set[str], values: Values) -> None:
+    for name in names:
+        values.pop(name, None)
+
+
+def _last_uses(nodes: list[Node], kept: set[str]) -> list[set[str]]:
+    """Of each node, the values that none behind it takes, but for those in `kept`."""
+    seen, found = set(kept), []
+    for node in reversed(nodes):
+        last = {*node.inputs(), node.value} - seen
+        seen |= last
+        found.append(last)
+    return found[::-1]
 
 
 # What depends on how a value lies in memory, not only on what it holds.
@@ -177,18 +126,18 @@ class Emitter:
     where every value is contiguous.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what the engine has
+    def __init__(
         self,
-        network: Network,
+        packs: Packs,
+        layout: str,
         shapes: dict[str, tuple[int, ...]],
         places: dict[str, Place],
         arena: Arena,
         memory: torch.Tensor,
-        packs: Packs,
-        layout: str,
     ) -> None:
-        self._network, self._shapes, self._places = network, shapes, places
-        self._arena, self._memory, self._packs = arena, memory, packs
+        self.packs, self._network = packs, packs.network
+        self._shapes, self._places = shapes, places
+        self._arena, self.memory = arena, memory
         self._last = layout == "channels_last"
         self._skipped = -memory.data_ptr() % 64
 
@@ -206,7 +155,7 @@ class Emitter:
     def _view(self, name: str, place: Place) -> torch.Tensor:
         """A tensor (n, c, h, w) where a value lies."""
         n, c, height, width = as_4d(self._shapes[name])
-        flat = self._memory.view(dtype=self._network.dtypes[name])
+        flat = self.memory.view(dtype=self._network.dtypes[name])
         start = self._bytes(place) // flat.element_size()
         if not self._last:
             count = n * c * height * width
@@ -243,68 +192,65 @@ class Emitter:
         return [self._called(node)]
 
     def _joined(self, node: FusedConv) -> Step:
-        packed = self._packs.convolutions[node.value]
+        packed = self.packs.convolutions[node.value]
         if isinstance(packed, onednn.Packed):
             return self._by_onednn(node, packed)
         prologue = Prologue()
         if node.before is not None:
-            vectors = self._packs.vectors[node.before]
-            prologue = Prologue(*vectors, relu=node.rectified)
-        added = None if node.added is None else self._tensor(node.added)
+            scale, shift = map(self._tensor, self.packs.operands(node.before))
+            prologue = Prologue(scale, shift, len(node.before.operations) > 1)
         bound = bind_convolution(
             packed,
             self._tensor(node.source),
             self._tensor(node.value),
             prologue,
-            Epilogue(added, clamp=node.activation),
+            None if node.added is None else self._tensor(node.added),
+            node.activation,
         )
         fields = {"input": node.source, "output": node.value, "add": node.added}
-        given = self._given(bound.call, fields)
-        return Native(bound.function, bound.call, given, bound.held[3:])
+        bound.given = self._given(bound.call, fields)
+        return bound
 
     def _by_onednn(self, node: FusedConv, packed: onednn.Packed) -> Step:
         convolution, activation = node.convolution, node.activation
         source, added, shape = node.source, node.added, self._shapes[node.value]
 
-        def run(values: Values) -> object:
+        def run(values: Values) -> None:
             other = None if added is None else self.convert(values[added])
             x = self.convert(values[source])
             y = onednn.run(x, packed, convolution, other, activation)
-            return y.view(shape) if len(shape) == 2 else y
+            values[node.value] = y.view(shape) if len(shape) == 2 else y
 
-        return Call(node.value, run)
+        return run
 
     def _stacked(self, node: StackNode) -> Step:
-        kernel = self._packs.stacks[node.value]
-        operands = self._packs.operands(node)
+        kernel = self.packs.stacks[node.value]
+        operands = self.packs.operands(node)
         if not isinstance(kernel, Kernel):
             shape = self._shapes[node.value]
 
-            def run(values: Values) -> object:
+            def run(values: Values) -> None:
                 given = [
                     self.convert(values[each]) if isinstance(each, str) else each
                     for each in operands
                 ]
                 x = self.convert(values[node.source])
-                if isinstance(kernel, Stack):
-                    return reference(kernel, x, given).reshape(shape)
-                return kernel(x, given).reshape(shape)
+                values[node.value] = kernel(x, given).reshape(shape)
 
-            return Call(node.value, run)
-        tensors = [
-            self._tensor(each) if isinstance(each, str) else each for each in operands
-        ]
+            return run
+        tensors = list(map(self._tensor, operands))
         bound = kernel.bind(
             self._tensor(node.source), tensors, self._tensor(node.value)
         )
-        given = self._given(bound.call, {"input": node.source, "output": node.value})
+        fields = {"input": node.source, "output": node.value}
+        bound.given = self._given(bound.call, fields)
         for entry, each in zip(bound.held[0], operands, strict=False):
             if isinstance(each, str):
-                given += self._given(entry, {"data": each})
-        return Native(bound.function, bound.call, given, bound.held)
+                bound.given += self._given(entry, {"data": each})
+        return bound
 
     def _given(
-        self, structure: ctypes.Structure, fields: dict[str, str | None]
+        self, structure: ctypes.Structure, fields: Mapping[str, str | None]
     ) -> list[PointerSlot]:
         """The pointers to values outside the arena."""
         return [
@@ -313,8 +259,10 @@ class Emitter:
             if name is not None and name not in self._places
         ]
 
-    def _tensor(self, name: str) -> torch.Tensor:
+    def _tensor(self, name: str | torch.Tensor) -> torch.Tensor:
         """The value in the arena; for others, a placeholder of its shape."""
+        if isinstance(name, torch.Tensor):
+            return name
         if name in self._places:
             return self._view(name, self._places[name])
         return torch.empty(
@@ -325,29 +273,29 @@ class Emitter:
         )
 
     def _catenated(self, node: Concat) -> Step:
-        return Call(
-            node.value,
-            lambda values: torch.cat([values[each] for each in node.pieces], 1),
-        )
+        def run(values: Values) -> None:
+            values[node.value] = torch.cat([values[each] for each in node.pieces], 1)
+
+        return run
 
     def _copied(self, piece: str, target: Place) -> Step:
         view = self._whole(piece, target)
-        return Call("", lambda values: view.copy_(values[piece]))
 
-    def _called(self, node: Node) -> Step:
-        assert isinstance(node, EagerOp)
+        def run(values: Values) -> None:
+            view.copy_(values[piece])
+
+        return run
+
+    def _called(self, node: EagerOp) -> Step:
         op = node.op
         exact = op.key in STRIDED or not hasattr(op.target, "overloadpacket")
+        strides = self._network.strides if exact else {}
 
-        def value(values: Values, name: str) -> object:
-            found = values[name]
-            strides = self._network.strides.get(name) if exact else None
-            return laid_out(found, strides)
-
-        def run(values: Values) -> object:
+        def run(values: Values) -> None:
             args, kwargs = mapped(
-                (op.args, op.kwargs), lambda ref: value(values, ref.name)
+                (op.args, op.kwargs),
+                lambda ref: laid_out(values[ref.name], strides.get(ref.name)),
             )
-            return op.target(*args, **kwargs)
+            values[node.value] = op.target(*args, **kwargs)
 
-        return Call(node.value, run)
+        return run

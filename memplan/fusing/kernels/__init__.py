@@ -60,13 +60,9 @@ def _digest(headers: Mapping[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def headers(prefix: str) -> dict[str, str]:
-    """Names and texts of the headers whose names begin so."""
-    return dict(_headers(prefix))
-
-
 @functools.cache  # every convolution that is packed asks, several times
-def _headers(prefix: str) -> dict[str, str]:
+def headers(prefix: str) -> Mapping[str, str]:
+    """Names and texts of the headers whose names begin so."""
     folder = resources.files(__name__)
     return {
         item.name: item.read_text(encoding="utf-8")
