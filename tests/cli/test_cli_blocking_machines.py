@@ -145,7 +145,7 @@ def test_a_wrong_entry_of_sliding_is_named(blocking: Blocking) -> None:
 
 
 def test_what_is_proved_names_the_mappings(blocking: Blocking) -> None:
-    given = ("--layer", SMALL, "--memory", "diannao", "--time-limit", "2")
+    given = ("--layer", SMALL, "--memory", "diannao")
     large = blocking("optimize", *given, "--unroll", "auto:512x512")
     assert " all nests and mappings that fill a side\n" in large.out
     divided = blocking("optimize", *given, "--unroll", "auto:4", "--method", "divisors")
