@@ -62,7 +62,7 @@ def export(
     import torch
 
     try:
-        with _silence(), torch.no_grad(), _limited(seconds):
+        with silence(), torch.no_grad(), _limited(seconds):
             program = torch.export.export(model, args, kwargs, strict=False)
             if not (quick and _is_plain(program.graph)):
                 program = program.run_decompositions({})
@@ -144,7 +144,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Torch prints whole graphs when it fails; what went wrong is in the error."""
     unheard = io.StringIO()
     level = logging.root.manager.disable

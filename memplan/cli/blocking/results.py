@@ -240,7 +240,7 @@ def planned(
         report.note_if_interrupted(result)
     rows = tuple(
         PlannedLayer(
-            evaluate(one.layer, result.nest, objective, choice=result.memories),
+            evaluate(one.layer, result.nest, objective, result.memories),
             Search(
                 result.method,
                 result.seconds,
