@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memplan.core.verify import verify as verify
     from memplan.fusing.fuse import fuse as fuse
     from memplan.fusing.options import FuseOptions as FuseOptions
-    from memplan.plotting.plot import plot as plot
+    from memplan.plotting.timeline import plot as plot
     from memplan.recording.boundary import interrupt as interrupt
     from memplan.recording.boundary import resume as resume
     from memplan.recording.boundary import step as step
@@ -63,7 +63,7 @@ _HOMES = {
     "fuse": "memplan.fusing.fuse",
     "interrupt": "memplan.recording.boundary",
     "live_at": "memplan.reporting.live",
-    "plot": "memplan.plotting.plot",
+    "plot": "memplan.plotting.timeline",
     "read_chunk_plan": "memplan.chunking.planfile",
     "read_plan": "memplan.core.planfile",
     "read_trace": "memplan.trace.read",

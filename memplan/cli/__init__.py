@@ -50,6 +50,7 @@ COMMANDS = {
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": WIDEST,
+        "show_default": True,
     },
     epilog="Start with: memplan record train.py",
 )

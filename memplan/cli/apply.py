@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from memplan.errors import MemplanError, UsageError
 from memplan.files import refuse_overwrite, write_bytes
 from memplan.recording.ranks import of_rank, written_by_rank
 from memplan.recording.shim import require_torch
-from memplan.recording.target import leaving_concluded, run, through_launcher
 
 if TYPE_CHECKING:
     from memplan.applying.cuda import StreamPlan
@@ -39,7 +38,6 @@ _DIGITS = 3  # of a GPU's number
 @click.option(
     "--replan/--no-replan",
     default=True,
-    show_default=True,
     help="Replan while SCRIPT runs if the plan does not match.",
 )
 @click.option(
@@ -73,44 +71,30 @@ def command(
     Example: memplan apply train.plan.json train.py --epochs 90
     """
     target = arguments.target(module, script)
-    words = ["apply", *(["--report", str(report)] if report is not None else [])]
-    words.append("--replan" if replan else "--no-replan")
-    words += [word for each in devices for word in ("--device", each)]
-    flags = ("--force" * force, "--quiet" * show.is_hushed(), str(plan))
-    launcher = through_launcher(target, [*words, *filter(None, flags)])
-    if launcher is not None:  # each of its children applies the plan
-        sys.exit(run(launcher))
-    plan = of_rank(plan)
-    if report is not None:
-        # Absolute: the program may go to another folder.
-        report = Path(os.path.abspath(written_by_rank(report)))
-        refuse_overwrite(report, force)
-    found = arguments.read_plan(plan)
-    device, others = _placed(devices)
-    loader = loader_of(found, str(plan), replan=replan, device=device, others=others)
-    check_program(found, target.identity(), str(plan))
-    _compare_environment(found)
-    loader.start()
-    process = os.getpid()
 
-    @functools.cache
-    def conclude() -> int:
-        loader.stop()
-        return _conclude(loader.report(), found, report)
+    def start() -> Callable[[], int]:
+        name, file = str(of_rank(plan)), report
+        if file is not None:
+            # Absolute: the program may go to another folder.
+            file = Path(os.path.abspath(written_by_rank(file)))
+            refuse_overwrite(file, force)
+        found = arguments.read_plan(name)
+        device, others = _placed(devices)
+        loader = loader_of(found, name, replan=replan, device=device, others=others)
+        check_program(found, target.identity(), name)
+        _compare_environment(found)
+        loader.start()
+        stopping.callback(loader.stop)
 
-    def left(goes_on: bool) -> None:
-        conclude()
-        if goes_on:
-            show.note("the program replaced itself with another one, which has no plan")
+        def conclude() -> int:
+            loader.stop()
+            return _conclude(loader.report(), found, file)
 
-    try:
-        with leaving_concluded(left):
-            code = run(target)
-    finally:
-        loader.stop()
-    # A forked child may get here, too: its parent reports.
-    failed = conclude() if os.getpid() == process else 0
-    sys.exit(code or failed)
+        return conclude
+
+    lost = "the program replaced itself with another one, which has no plan"
+    with contextlib.ExitStack() as stopping:  # in forked children, too
+        arguments.run_program(target, start, lost, str(plan))
 
 
 def _conclude(result: Report, plan: Plan, file: Path | None) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from memplan.applying.replan import Replan
 from memplan.applying.report import Memory, Report
 from memplan.cli import show
-from memplan.core.plan import DeviceRun, RunStats
+from memplan.core.plan import DeviceRun
 from memplan.recording.usage import Spread
 from memplan.units import format_bytes, format_seconds
 
@@ -22,29 +23,22 @@ _WHY_DROPPED = {
 def show_report(report: Report) -> None:
     """Print `report` on standard error: facts, then both runs in a table."""
     share = report.planned_requests / report.requests if report.requests else 0.0
+    arena, bound = map(format_bytes, (report.arena_bytes, report.lower_bound_bytes))
     rows = [
         ("requests", f"{report.requests:,} in hot steps, {share:.1%} planned"),
         ("conflicts", f"{report.conflicts:,}"),
-        (
-            "plan",
-            f"{format_bytes(report.arena_bytes)}, "
-            f"lower bound {format_bytes(report.lower_bound_bytes)}",
-        ),
+        ("plan", f"{arena}, lower bound {bound}"),
     ]
-    if report.unplanned_requests:
-        rows.append(
-            ("unplanned", f"{report.unplanned_requests:,} that outlive their steps")
-        )
+    if count := report.unplanned_requests:
+        rows.append(("unplanned", f"{count:,} that outlive their steps"))
     departures = report.online_requests + report.fallback_requests
     if departures:
         where = f"{report.online_requests:,} placed in the arena"
         outside = f"{report.fallback_requests:,} outside it"
         size = format_bytes(report.fallback_bytes)
         rows.append(("departures", f"{departures:,}: {where}, {outside} ({size})"))
-    if report.interrupted_requests:
-        rows.append(
-            ("interrupted", f"{report.interrupted_requests:,} requests passed through")
-        )
+    if count := report.interrupted_requests:
+        rows.append(("interrupted", f"{count:,} requests passed through"))
     if report.fault:
         rows.append(("not applied", report.fault))
     rows += _cuda_arenas(report)
@@ -75,23 +69,23 @@ def _host_figures(report: Report) -> list[tuple[str, str, str]]:
     conditions differ."""
     then, now = report.recorded, report.run
 
-    def both(title: str, shown: Callable[[RunStats], str]) -> tuple[str, str, str]:
-        return title, shown(then), shown(now)
+    def both(
+        title: str, name: str, shown: Callable[[Any], str]
+    ) -> tuple[str, str, str]:
+        values = (getattr(run, name) for run in (then, now))
+        before, after = (shown(value) if value else "-" for value in values)
+        return title, before, after
 
+    faults = "{:,.0f}".format
+    before = faults(then.page_faults_per_step) if then.peak_rss_bytes else "-"
     rows = [
-        both("steps", lambda run: f"{run.steps:,}" if run.steps else "-"),
+        both("steps", "steps", "{:,}".format),
         ("threads", f"{report.recorded_threads or '-'}", f"{report.threads or '-'}"),
-        both("machine's load", lambda run: f"{run.load:.1f}" if run.load else "-"),
-        both("peak resident", lambda run: _or_dash(run.peak_rss_bytes, format_bytes)),
-        (
-            "page faults per step",
-            f"{then.page_faults_per_step:,.0f}" if then.peak_rss_bytes else "-",
-            f"{now.page_faults_per_step:,.0f}",
-        ),
-        both("time per step", lambda run: _or_dash(run.step_seconds, format_seconds)),
-        both(
-            "CPU time per step", lambda run: _or_dash(run.cpu_seconds, format_seconds)
-        ),
+        both("machine's load", "load", "{:.1f}".format),
+        both("peak resident", "peak_rss_bytes", format_bytes),
+        ("page faults per step", before, faults(now.page_faults_per_step)),
+        both("time per step", "step_seconds", format_seconds),
+        both("CPU time per step", "cpu_seconds", format_seconds),
     ]
     if report.spread.counted > 1:
         rows.insert(6, _middle_half(report.spread.seconds))
@@ -105,24 +99,18 @@ def _device_figures(report: Report) -> list[tuple[str, str, str]]:
     for device, memory in report.device_memory.items():
         name = f"GPU {device}: " if len(report.device_memory) > 1 else ""
         then = report.recorded_devices.get(device, DeviceRun())
-        calls = f"{then.mallocs:,}, {then.frees:,}" if then.reserved_bytes else "-"
+        before = ["-"] * 3
+        if then.reserved_bytes:
+            sizes = then.reserved_bytes, then.allocated_bytes
+            before = [*map(format_bytes, sizes), f"{then.mallocs:,}, {then.frees:,}"]
+        sizes = memory.reserved_peak, memory.allocated_peak
+        reserved, allocated = map(format_bytes, sizes)
+        calls = f"{memory.mallocs:,}, {memory.frees:,}"
         rows += [
-            (
-                f"{name}peak reserved by torch",
-                _or_dash(then.reserved_bytes, format_bytes),
-                format_bytes(memory.reserved_peak),
-            ),
-            (
-                f"{name}peak allocated",
-                _or_dash(then.allocated_bytes, format_bytes),
-                format_bytes(memory.allocated_peak),
-            ),
+            (f"{name}peak reserved by torch", before[0], reserved),
+            (f"{name}peak allocated", before[1], allocated),
             (f"{name}used on the device now", "-", format_bytes(memory.driver_used)),
-            (
-                f"{name}cudaMalloc, cudaFree",
-                calls,
-                f"{memory.mallocs:,}, {memory.frees:,}",
-            ),
+            (f"{name}cudaMalloc, cudaFree", before[2], calls),
         ]
     if report.device_seconds.mean:
         seconds = report.device_seconds
@@ -134,10 +122,6 @@ def _device_figures(report: Report) -> list[tuple[str, str, str]]:
 def _middle_half(spread: Spread) -> tuple[str, str, str]:
     low, high = map(format_seconds, (spread.quarter, spread.three_quarters))
     return "  half of the steps within", "", f"{low} - {high}"
-
-
-def _or_dash(value: float, shown: Callable[[float], str]) -> str:
-    return shown(value) if value else "-"
 
 
 def _cuda_arenas(report: Report) -> list[tuple[str, str]]:
@@ -198,13 +182,10 @@ def _residency(memory: Memory, planned: int) -> list[tuple[str, str]]:
     ranked = sorted(parts.items(), key=lambda part: -part[1])
     texts = [f"{name} {format_bytes(size)}" for name, size in ranked]
     live = format_bytes(memory.most_live_in_arena)
+    reach = "resident before the program, or not requested by torch"
     return [
         ("resident", ", ".join(texts[:2])),
         ("", ", ".join(texts[2:])),
         ("most live", f"{live} of tensors in the arena"),
-        (
-            "out of reach",
-            f"{memory.out_of_reach:.0%} of the peak: resident before the program, or "
-            "not requested by torch",
-        ),
+        ("out of reach", f"{memory.out_of_reach:.0%} of the peak: {reach}"),
     ]

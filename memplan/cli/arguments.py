@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 
+from memplan.cli import show
 from memplan.errors import InputError, UsageError
 from memplan.files import STDOUT
 from memplan.formats.sniff import Input, Kind, opened
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from memplan.trace.trace import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
+_WORDS = "memplan.words"  # in a context: the options of a command, as they were given
 
 
 class ProgramCommand(click.Command):
@@ -34,31 +38,58 @@ class ProgramCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = sum(isinstance(p, click.Argument) for p in self.params) - 1
-        return super().parse_args(ctx, self._separated(args, own))
+        ctx.meta[_WORDS], args = self._separated(args)
+        return super().parse_args(ctx, args)
 
-    def _separated(self, args: list[str], positionals: int) -> list[str]:
-        """`args` with `--` after memplan's own."""
+    def _separated(self, args: list[str]) -> tuple[list[str], list[str]]:
+        """memplan's own options in `args`, and all of them with `--` after its own."""
         with_value = {
             name
             for param in self.params
             if isinstance(param, click.Option) and not param.is_flag
             for name in param.opts
         }
+        positionals = sum(isinstance(p, click.Argument) for p in self.params) - 1
+        own: list[str] = []
         at = 0
-        while at < len(args):
-            word = args[at]
-            if word == "--":
-                return args
-            if word == "-m":
-                return [*args[: at + 2], "--", *args[at + 2 :]]
+        while at < len(args) and (word := args[at]) != "--":
+            end = at + 1 + (word in with_value)
+            if word.startswith("-m"):
+                return own, [*args[:end], "--", *args[end:]]
             if word.startswith("-") and word != "-":
-                at += 2 if word in with_value else 1
+                own += args[at:end]
+                at = end
             elif positionals:
                 positionals, at = positionals - 1, at + 1
             else:
-                return [*args[:at], "--", *args[at:]]
-        return args
+                return own, [*args[:at], "--", *args[at:]]
+        return own, args
+
+
+def gathered(
+    name: str, make: Callable[..., Any], *decorators: Callable[[Any], Any]
+) -> Callable[[F], F]:
+    """Several options as one parameter: what `make` returns for those that it names.
+
+    The command gets the others, and those of these that it names as well.
+    """
+    taken = inspect.signature(make).parameters
+
+    def decorate(function: F) -> F:
+        wanted = inspect.signature(function).parameters
+        last = not hasattr(function, "__wrapped__")
+
+        @functools.wraps(function)
+        def run(**values: Any) -> Any:
+            own = {key: value for key, value in values.items() if key in taken}
+            values[name] = make(**own)
+            if last:
+                values = {key: each for key, each in values.items() if key in wanted}
+            return function(**values)
+
+        return together(*decorators)(cast(F, run))
+
+    return decorate
 
 
 def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -93,6 +124,40 @@ def target(module: str | None, script: tuple[str, ...]) -> Target:
         found = Target(module, script, is_module=True)
     found.check()
     return found
+
+
+def run_program(
+    target: Target, start: Callable[[], Callable[[], int]], lost: str, plan: str = ""
+) -> NoReturn:
+    """Run the program, and exit with its code or else with that of a failure.
+
+    start: called before; what it returns is called when the program ends, once and in
+    this process only. Of a launcher such as torchrun each child does this instead, with
+    the same options and `plan`. lost: a note for a program that becomes another one.
+    """
+    from memplan.recording.target import leaving_concluded, run, through_launcher
+
+    context = click.get_current_context()
+    quiet = ["--quiet"] * show.is_hushed()
+    words = [str(context.info_name), *context.meta[_WORDS], *quiet]
+    launcher = through_launcher(target, [*words, plan] if plan else words)
+    if launcher is not None:
+        sys.exit(run(launcher))
+    process = os.getpid()
+    conclude = functools.cache(start())
+
+    def left(goes_on: bool) -> None:
+        conclude()
+        if goes_on:
+            show.note(lost)
+
+    try:
+        with leaving_concluded(left):
+            code = run(target)
+    finally:
+        # A forked child may get here, too: its parent concludes.
+        failed = conclude() if os.getpid() == process else 0
+    sys.exit(code or failed)
 
 
 device = click.option(
@@ -131,7 +196,6 @@ rows = click.option(
     "most",
     type=click.IntRange(min=1),
     default=10,
-    show_default=True,
     metavar="N",
     help="Number of rows.",
 )
@@ -218,7 +282,6 @@ def step(help_text: str) -> Callable[[F], F]:
     return click.option(
         "--step",
         default="hot",
-        show_default=True,
         metavar="N|hot|all",
         help=help_text,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
@@ -18,12 +18,13 @@ from memplan.units import format_bytes, parse_bytes
 
 @click.command("check")
 @arguments.existing("source", metavar="TRACE|SNAPSHOT|PLAN")
-@click.option("--max", "most", metavar="BYTES", help="Limit, such as 12GiB.")
+@click.option(
+    "--max", "most", type=parse_bytes, metavar="BYTES", help="Limit, such as 12GiB."
+)
 @click.option(
     "--of",
     type=click.Choice(get_args(Of)),
     default="live",
-    show_default=True,
     help="What to compare: live bytes at the peak; the most that the CUDA allocator "
     "reserved; or a best-fit plan's arena plus live bytes outside it. For a PLAN it is "
     "the arena.",
@@ -37,9 +38,9 @@ from memplan.units import format_bytes, parse_bytes
 @click.option(
     "--tolerance",
     type=arguments.percent,
-    default=0.0,
+    default=0,
     metavar="SHARE",
-    help="Allowed excess over the baseline, such as 2%.  [default: 0]",
+    help="Allowed excess over the baseline, such as 2%.",
 )
 @click.option("--no-leak", is_flag=True, help="Also fail if memory grows over steps.")
 @click.option(
@@ -47,21 +48,17 @@ from memplan.units import format_bytes, parse_bytes
     "format_",
     type=click.Choice(["text", "github"]),
     default="text",
-    show_default=True,
     help="Output; github: an annotation and a job summary.",
 )
 @arguments.device
 @arguments.json_
 def command(
     source: Path,
-    most: str | None,
-    of: Of,
     baseline: Path | None,
-    tolerance: float,
-    no_leak: bool,
     format_: str,
     device: int | None,
     json_: bool,
+    **limits: Any,
 ) -> None:
     """Compare the peak of a recording with a limit or an earlier recording.
 
@@ -73,16 +70,9 @@ def command(
     """
     if json_ and format_ != "text":
         raise UsageError("--json and --format github cannot be combined; leave one out")
-    limits = Limits(
-        most=None if most is None else parse_bytes(most),
-        baseline=None
-        if baseline is None
-        else arguments.trace_or_plan(baseline, device),
-        tolerance=tolerance,
-        no_leak=no_leak,
-        of=of,
-    )
-    verdict = check(arguments.trace_or_plan(source, device), limits)
+    base = None if baseline is None else arguments.trace_or_plan(baseline, device)
+    limit = Limits(baseline=base, **limits)
+    verdict = check(arguments.trace_or_plan(source, device), limit)
     if json_:
         show.as_json(plain(verdict), "memplan.check")
     elif format_ == "github":

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memplan.cli import arguments, show
-from memplan.cli.progress import working
-from memplan.cli.user_model import prints_to_stderr, user_model
+from memplan.cli import arguments, show, user_model
+from memplan.cli.user_model import UserModel
 from memplan.core.planfile import write_plan
 from memplan.files import STDOUT, refuse_overwrite
-from memplan.recording.shim import require_torch
 from memplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ ORDERS = {
 
 
 @click.command("compile")
-@click.argument("model", metavar="FILE.py:FACTORY")
+@user_model.option
 @click.option(
     "--budget",
     metavar="SHARE|BYTES|min",
@@ -51,25 +49,18 @@ ORDERS = {
     help="Keep the weights of convolutions in their kernels' layout, too: faster, with "
     "smaller activations.  [default: where that takes no more memory than it saves]",
 )
-@click.option(
-    "--inputs",
-    metavar="FILE.py:FUNCTION",
-    help="Function that returns the inputs, if the factory does not.",
-)
 @arguments.output("Write the arena's plan to this file; - is standard output.")
 @arguments.force("an existing plan")
 @arguments.json_
 @arguments.threads("Number of threads that torch uses.")
 def command(
-    model: str,
+    model: UserModel,
     budget: str | None,
     max_slowdown: float | None,
     pack: bool | None,
-    inputs: str | None,
     output: Path | None,
     force: bool,
     json_: bool,
-    threads: int | None,
 ) -> None:
     """Run a model's inference in one arena, within a budget if you give one.
 
@@ -89,15 +80,11 @@ def command(
         parse_budget(budget)
     if output is not None:
         refuse_overwrite(output, force)
-    torch = require_torch("compiling a model")
-    from memplan.compiling.compile import CompileOptions, compile  # noqa: A004
+    with model.made("compile", "compiling", "compiled") as (module, inputs, progress):
+        from memplan.compiling.compile import CompileOptions, compile  # noqa: A004
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    with prints_to_stderr(), working("compile") as progress:
-        module, given = user_model(torch, model, inputs, "compiled")
         options = CompileOptions(max_slowdown, pack, progress)
-        found = compile(module, given, budget, options)
+        found = compile(module, inputs, budget, options)
     plan = found.memplan
     if json_:
         entries = show.picked(plan, *FIELDS)
@@ -118,52 +105,40 @@ def command(
 def _report(name: str, plan: CompilePlan) -> None:
     """Print what compiling brought."""
     if plan.plan is None:
-        before = [("activations", format_bytes(plan.bytes_before))]
-        show.facts(f"memplan: {name} stays unchanged: {plan.reason}", before)
+        only = [("activations", format_bytes(plan.bytes_before))]
+        show.facts(f"memplan: {name} stays unchanged: {plan.reason}", only)
         return
     arena = plan.plan
-    proved = arena.peak == arena.lower_bound
-    bound = (
-        "proved minimal for this order"
-        if proved
-        else (f"the lower bound is {format_bytes(arena.lower_bound)}")
-    )
+    bound = f"the lower bound is {format_bytes(arena.lower_bound)}"
+    if arena.peak == arena.lower_bound:
+        bound = "proved minimal for this order"
     same = "none, the same bits" if not plan.error else f"at most {plan.error:.1e}"
     order = ORDERS.get(
         plan.order_proof,
         f"every order needs {format_bytes(plan.order_bound)}, results included",
     )
+    before, after = map(format_bytes, (plan.bytes_before, plan.bytes_after))
+    asked = f"{plan.requests_before:,} a call before, {plan.requests_after:,} after"
     rows = [
-        (
-            "activations",
-            f"{format_bytes(plan.bytes_before)} before, "
-            f"{format_bytes(plan.bytes_after)} after",
-        ),
+        ("activations", f"{before} before, {after} after"),
         ("arena", f"{format_bytes(plan.arena)}, {bound}"),
         ("beside it", f"{format_bytes(plan.beside)}, results included"),
         ("order", order),
         ("loops", f"{plan.loops:,}"),
-        (
-            "requests",
-            f"{plan.requests_before:,} a call before, {plan.requests_after:,} after",
-        ),
+        ("requests", asked),
     ]
     asking = [f"{count} × {key}" for key, count in (plan.asking or {}).items()]
     rows += show.listed("torch allocates", asking) if asking else []
     if plan.again:
         rows.append(("run twice", f"what makes {', '.join(plan.again)}"))
+    before, after = map(format_seconds, (plan.seconds_before, plan.seconds_after))
     rows += [
-        (
-            "time",
-            f"{format_seconds(plan.seconds_before)} before, "
-            f"{format_seconds(plan.seconds_after)} after, ratio {plan.slowdown:.2f}",
-        ),
+        ("time", f"{before} before, {after} after, ratio {plan.slowdown:.2f}"),
         ("relative error", same),
     ]
     if plan.folded:
-        rows.append(
-            ("constants", f"{format_bytes(plan.folded)} computed once and kept")
-        )
+        kept = f"{format_bytes(plan.folded)} computed once and kept"
+        rows.append(("constants", kept))
     if plan.packed:
         kept = f"{format_bytes(plan.packed)} of weights, kept beside the model's"
         rows.append(("packed", kept))

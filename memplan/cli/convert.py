@@ -56,8 +56,11 @@ def command(
     exporter = EXPORTERS[form]
     if not exporter.of_problem and step != "hot":
         raise UsageError(f"--step {step} is for csv only; {form} holds the whole run")
-    if form in ("parquet", "json"):
-        _check_name(form, output)
+    # A trace's name says its form; standard output has none to say another.
+    named = output == STDOUT or output.name.endswith(exporter.ends)
+    if form in ("parquet", "json") and not named:
+        ends = " or ".join(exporter.ends)
+        raise UsageError(f"{output}: name a file that ends in {ends} for {form}")
     refuse_overwrite(output, force)
     with sniff(source) as file:
         if exporter.of_problem:
@@ -82,13 +85,6 @@ def _form_of(output: Path) -> str:
         f"{output} is not a .csv file, nor of another form; end its name in one of "
         f"{', '.join(ends)}, or say --to FORM"
     )
-
-
-def _check_name(form: str, output: Path) -> None:
-    """A trace's name says its form; standard output has none to say another."""
-    if output != STDOUT and not output.name.endswith(EXPORTERS[form].ends):
-        ends = " or ".join(EXPORTERS[form].ends)
-        raise UsageError(f"{output}: name a file that ends in {ends} for {form}")
 
 
 def _problem(

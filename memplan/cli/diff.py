@@ -9,7 +9,7 @@ import click
 from memplan.cli import arguments, show, site_table
 from memplan.cli.stats import category_entries
 from memplan.formats.plain import plain
-from memplan.reporting.diff import Change, Diff, diff
+from memplan.reporting.diff import Diff, diff
 from memplan.reporting.stats import Stats
 from memplan.trace.read import read_trace
 from memplan.units import format_bytes
@@ -44,7 +44,15 @@ def command(
             "rounding differ, and some sites may differ only in name"
         )
     if found.sites:
-        rows = [_row(change) for change in found.sites[:most]]
+        rows = [
+            [
+                site_table.place(change.site),
+                *(change.site.module, change.site.operator),
+                *map(format_bytes, (change.before, change.after)),
+                _signed(change.delta),
+            ]
+            for change in found.sites[:most]
+        ]
         left = found.sites[most:]
         if left:
             delta = sum(change.delta for change in left)
@@ -57,8 +65,7 @@ def _entries(found: Diff) -> dict[str, object]:
     def side(stats: Stats) -> dict[str, object]:
         return {
             "device": stats.trace.info.device,
-            "peak_bytes": stats.peak.bytes,
-            "peak_time": stats.peak.seconds,
+            **show.picked(stats.peak, peak_bytes="bytes", peak_time="seconds"),
             "categories": category_entries(stats.peak),
         }
 
@@ -78,22 +85,12 @@ def _rows(found: Diff) -> list[tuple[str, str]]:
     before, after = found.before.peak.bytes, found.after.peak.bytes
     share = f" ({100 * found.delta / before:+.2f} %)" if before else ""
     change = f"{_signed(found.delta)}{share}" if found.delta else "no change"
-    both = f"{format_bytes(before)} -> {format_bytes(after)}"
-    rows = [("peak live", f"{both}: {change}")]
+    rows = [("peak live", before, after, change)]
     for each in found.categories:
-        sizes = f"{format_bytes(each.before)} -> {format_bytes(each.after)}"
-        rows.append((each.name, f"{sizes}: {_signed(each.delta)}"))
-    return rows
-
-
-def _row(change: Change) -> list[str]:
+        rows.append((each.name, each.before, each.after, _signed(each.delta)))
     return [
-        site_table.place(change.site),
-        change.site.module,
-        change.site.operator,
-        format_bytes(change.before),
-        format_bytes(change.after),
-        _signed(change.delta),
+        (name, f"{format_bytes(before)} -> {format_bytes(after)}: {change}")
+        for name, before, after, change in rows
     ]
 
 

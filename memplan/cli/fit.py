@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import click
@@ -74,7 +74,6 @@ def _capacity(text: str) -> int:
     "--device",
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
-    show_default=True,
     help="What to count. cpu: live tensors; cuda: the memory that PyTorch's allocator "
     "would reserve.",
 )
@@ -82,14 +81,12 @@ def _capacity(text: str) -> int:
     "--beside",
     default="0",
     metavar="SIZE",
-    show_default=True,
     help="Memory to leave free, for CUDA's context or other processes.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
     default=3,
-    show_default=True,
     help="Steps to record at each value.",
 )
 @click.option(
@@ -139,20 +136,16 @@ def command(
     sys.exit(0 if result.value is not None else 1)
 
 
+@dataclass(frozen=True)
 class Runs:
-    """The recordings that one search makes."""
+    """The recordings that one search makes. notes: what they say, each once."""
 
-    def __init__(
-        self,
-        target: Target,
-        flag: Flag | None,
-        device: Literal["cpu", "cuda"],
-        steps: int,
-        quiet: bool,
-    ) -> None:
-        self.target, self.flag, self.device = target, flag, device
-        self.steps, self.quiet = steps, quiet
-        self.notes: dict[str, None] = {}
+    target: Target
+    flag: Flag | None
+    device: Literal["cpu", "cuda"]
+    steps: int
+    quiet: bool
+    notes: dict[str, None] = field(default_factory=dict)
 
     def label(self, value: int) -> str:
         """ "--batch-size 8", or the program's name where nothing is varied."""
@@ -236,11 +229,10 @@ class Answer:
     def tell(self) -> None:
         """For people."""
         runs, found = self.runs, self.found
-        count = len(found.measured)
-        label = runs.label(
-            found.measured[0].value if self.value is None else self.value
-        )
-        title = f"{label} {'does not fit' if self.value is None else 'fits'}"
+        count, first = len(found.measured), found.measured[0].value
+        title = f"{runs.label(first)} does not fit"
+        if self.value is not None:
+            title = f"{runs.label(self.value)} fits"
         recordings = f"{count} recording{'s' * (count > 1)}, no memory used"
         show.facts(f"{title} ({recordings})", self._rows())
         show.line(
@@ -253,9 +245,8 @@ class Answer:
 
     def _rows(self) -> list[tuple[str, str]]:
         runs, found, confirmed = self.runs, self.found, self.confirmed
-        what = (
-            "live tensors" if runs.device == "cpu" else "reserved by torch's allocator"
-        )
+        on_cpu = runs.device == "cpu"
+        what = "live tensors" if on_cpu else "reserved by torch's allocator"
         ends = (("fits", found.best), ("does not", found.beyond))
         # Where two sizes that differ are rounded to one text, all are exact.
         sizes = {self.limit, *(one.bytes for _, one in ends if one and one.fits)}

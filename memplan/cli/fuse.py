@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from memplan.cli import arguments, show
-from memplan.cli.progress import working
-from memplan.cli.user_model import prints_to_stderr, user_model
+from memplan.cli import arguments, show, user_model
+from memplan.cli.user_model import UserModel
 from memplan.fusing.options import FuseOptions
-from memplan.recording.shim import require_torch
 
 
 @click.command("fuse")
-@click.argument("model", metavar="FILE.py:FACTORY")
-@click.option(
-    "--inputs",
-    metavar="FILE.py:FUNCTION",
-    help="Function that returns the inputs, if FACTORY returns a model alone.",
-)
+@user_model.option
 @click.option(
     "--show",
     "showing",
@@ -40,26 +34,30 @@ from memplan.recording.shim import require_torch
     metavar="N",
     help="Number of threads.  [default: PyTorch's own]",
 )
-@click.option(
-    "--micro-batch",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of images that run through the network at a time.  [default: the "
-    "fastest]",
-)
-@click.option(
-    "--max-steps",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Largest number of steps in a sequence.  [default: as many as fit in cache]",
-)
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(min=0),
-    default=FuseOptions.tolerance,
-    show_default=True,
-    metavar="X",
-    help="Largest relative error against the model's own results.",
+@arguments.gathered(
+    "options",
+    FuseOptions,
+    click.option(
+        "--micro-batch",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Number of images that run through the network at a time.  [default: the "
+        "fastest]",
+    ),
+    click.option(
+        "--max-steps",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Largest number of steps in a sequence.  [default: as many as fit in "
+        "cache]",
+    ),
+    click.option(
+        "--tolerance",
+        type=click.FloatRange(min=0),
+        default=FuseOptions.tolerance,
+        metavar="X",
+        help="Largest relative error against the model's own results.",
+    ),
 )
 @click.option(
     "--keep-slower",
@@ -67,17 +65,13 @@ from memplan.recording.shim import require_torch
     help="Fuse even if that takes more time or memory.",
 )
 def command(
-    model: str,
-    inputs: str | None,
+    model: UserModel,
     showing: bool,
     plot: Path | None,
     force: bool,
     json_: bool,
-    threads: int | None,
-    micro_batch: int | None,
-    max_steps: int | None,
-    tolerance: float,
     keep_slower: bool,
+    options: FuseOptions,
 ) -> None:
     """Speed up a model's inference on the CPU by running layers depth-first.
 
@@ -90,25 +84,15 @@ def command(
     \b
     Example: memplan fuse model.py:factory --show --plot stacks.svg
     """
-    options = FuseOptions(
-        micro_batch=micro_batch,
-        max_steps=max_steps,
-        tolerance=tolerance,
-        measure=not keep_slower,
-    )
     if plot is not None:
         from memplan.plotting.save import check_target
 
         check_target(plot, force=force)
-    torch = require_torch("fusing a model")
-    from memplan.cli import fuse_report
-    from memplan.fusing.examine import examine
+    with model.made("fuse", "fusing", "fused") as (module, inputs, _):
+        from memplan.cli import fuse_report
+        from memplan.fusing.examine import examine
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    with prints_to_stderr(), working("fuse"):
-        module, values = user_model(torch, model, inputs, "fused")
-        found = examine(module, values, options)
+        found = examine(module, inputs, replace(options, measure=not keep_slower))
     for line in found.warnings:
         show.complaint(line)
     if json_:

@@ -50,28 +50,16 @@ def _facts(found: Examined) -> list[tuple[str, str]]:
             ("activations", f"{format_bytes(peak)} at their peak"),
         ]
         return rows + _not_fused(parts)
-    ratios, error = found.ratios, found.error
+    error = found.error
+    seconds, first = map(format_seconds, (found.seconds["memplan"], found.first_call))
+    after = format_bytes(found.peaks["memplan"])
+    ratio = "{median:.2f}, from {min:.2f} to {max:.2f} in rounds taken in turns"
     rows = [
-        (
-            "time",
-            f"{format_seconds(eager)} before, "
-            f"{format_seconds(found.seconds['memplan'])} after, {threads}",
-        ),
-        (
-            "ratio",
-            f"{ratios['median']:.2f}, from {ratios['min']:.2f} to "
-            f"{ratios['max']:.2f} in rounds taken in turns",
-        ),
+        ("time", f"{format_seconds(eager)} before, {seconds} after, {threads}"),
+        ("ratio", ratio.format(**found.ratios)),
         ("difference", f"{error:.1e} at most, relative" if error else "none"),
-        (
-            "first call",
-            f"{format_seconds(found.first_call)}, compilation included",
-        ),
-        (
-            "activations",
-            f"{format_bytes(peak)} before, {format_bytes(found.peaks['memplan'])} "
-            "after, at their peak",
-        ),
+        ("first call", f"{first}, compilation included"),
+        ("activations", f"{format_bytes(peak)} before, {after} after, at their peak"),
     ]
     if found.summary.status == "parts":
         rows.append(("not fused whole", found.summary.reason))
@@ -143,13 +131,10 @@ def _predicted(found: Examined) -> list[tuple[str, str]]:
     if not runs:
         return []
     whole, saved = sum(run.traffic[0] for run in runs), sum(run.saved for run in runs)
+    traffic = f"{format_bytes(saved)} of their {format_bytes(whole)} of traffic saved"
     return [
         ("paper stacks", f"{count(len(runs), 'stack')} with {_inside(runs)}"),
-        (
-            "",
-            f"{format_bytes(saved)} of their {format_bytes(whole)} of traffic saved: "
-            f"{format_seconds(saved / found.bandwidth)}",
-        ),
+        ("", f"{traffic}: {format_seconds(saved / found.bandwidth)}"),
         ("", f"at {format_bytes(found.bandwidth)}/s, the speed of a copy"),
     ]
 
@@ -180,10 +165,15 @@ def layers(found: Examined) -> None:
     for part in found.summary.parts:
         numbers = {run.name: at for at, run in enumerate(part.running, 1)}
         names = {layer.name: _path(part, layer) for layer in part.layers}
-        rows = [
-            (place(names[one.name]), one.operator, _outcome(one, part, names, numbers))
-            for one in part.layers
-        ]
+        rows = []
+        for one in part.layers:
+            outcome = _OUTCOMES[one.became].format(
+                kernel=one.kernel,
+                layer=names.get(one.into),
+                stack=numbers.get(one.into),
+                reason=one.reason or part.reason,
+            )
+            rows.append((place(names[one.name]), one.operator, outcome))
         show.line("")
         title = f"Layers{_of(part)}, in order"
         show.table(title, ("layer", "operator", "outcome"), rows, 3)
@@ -193,20 +183,14 @@ def _of(part: Part) -> str:
     return f" of {part.path}" if part.path else ""
 
 
-def _outcome(
-    layer: Layer, part: Part, names: dict[str, str], numbers: dict[str, int]
-) -> str:
-    if layer.became == "convolution":
-        return f"convolution: {layer.kernel}"
-    if layer.became == "joined":
-        return f"joined into {names[layer.into]}"
-    if layer.became == "stack":
-        return f"in stack {numbers[layer.into]} of those that run"
-    if layer.became == "placed":
-        return "concatenated without a copy"
-    if layer.became == "nothing":
-        return "no computation"
-    return f"run by torch: {layer.reason or part.reason}"
+_OUTCOMES = {
+    "convolution": "convolution: {kernel}",
+    "joined": "joined into {layer}",
+    "stack": "in stack {stack} of those that run",
+    "placed": "concatenated without a copy",
+    "nothing": "no computation",
+    "torch": "run by torch: {reason}",
+}
 
 
 def stacks(found: Examined) -> None:
@@ -247,11 +231,9 @@ def _stack(number: int, run: Run, names: dict[str, str], limit: int) -> Iterator
     for sequence in run.stack.sequences:
         after = sizes(pools_of(sequence.steps), height, width)[-1]
         patch = f"{sequence.patch.rows}×{sequence.patch.columns}"
-        cache = (
-            f"{format_bytes(sequence.bytes)} of {format_bytes(limit)} of cache"
-            if sequence.bytes
-            else "in registers"
-        )
+        cache = "in registers"
+        if sequence.bytes:
+            cache = f"{format_bytes(sequence.bytes)} of {format_bytes(limit)} of cache"
         over = ", over the limit" if sequence.bytes > limit else ""
         yield (
             f"      sequence: {height}×{width} to {after[0]}×{after[1]}, "
@@ -304,9 +286,7 @@ def _stack_entry(run: Run, bandwidth: float) -> dict[str, Any]:
         "predicted_gain_seconds": run.saved / bandwidth,
         "sequences": [
             {
-                "steps": [
-                    [str(each) for each in step.operations] for step in one.steps
-                ],
+                "steps": [list(map(str, step.operations)) for step in one.steps],
                 "patch": list(one.patch),
                 "cache_bytes": one.bytes,
             }

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from memplan.cli import arguments, show
-from memplan.core.problem import Problem
-from memplan.errors import UsageError
 from memplan.formats.sniff import Kind, Opened, sniff
 
 if TYPE_CHECKING:
@@ -50,17 +48,10 @@ def command(
 
 
 def _drawn(file: Opened, name: str, device: int | None) -> Figure:
-    if file.kind is Kind.PLAN:
-        from memplan.plotting.packing import packing
-
-        return packing(arguments.read_plan(file), name)
     if file.kind is Kind.BLOCKING_PLAN:
-        from memplan.cli.blocking.picture import picture
+        from memplan.cli.blocking.report import picture
 
         return picture(file)
-    from memplan.plotting.timeline import memory
+    from memplan.plotting.timeline import plot
 
-    trace = arguments.read_input(file, "time_ns", "stack", device=device)
-    if isinstance(trace, Problem):
-        raise UsageError(f"{file.path} is a bare problem: solve it, and plot its plan")
-    return memory(trace, name)
+    return plot(arguments.trace_or_plan(file, device), name)

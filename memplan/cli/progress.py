@@ -25,8 +25,12 @@ def progress_line(method: str) -> Iterator[Callable[[Progress], None]]:
 @contextlib.contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
     """The same with a callback for texts; Ctrl-C prints that there is no result."""
-    with saying_if_interrupted(), _status(what) as update:
-        yield update
+    try:
+        with _status(what) as update:
+            yield update
+    except KeyboardInterrupt:
+        show.complaint("interrupted; there is no result")
+        raise
 
 
 @contextlib.contextmanager
@@ -39,16 +43,6 @@ def _status(what: str) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True, highlight=False)
     with console.status(f"{what} ...") as status:
         yield lambda text: status.update(f"{what}: {text}")
-
-
-@contextlib.contextmanager
-def saying_if_interrupted() -> Iterator[None]:
-    """Print on Ctrl-C that there is no result."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        show.complaint("interrupted; there is no result")
-        raise
 
 
 def describe(progress: Progress) -> str:

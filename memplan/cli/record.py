@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
@@ -16,9 +15,8 @@ from memplan.errors import MemplanError, NoPlanError
 from memplan.recording.options import History, RecordOptions, Stacks, Steps
 from memplan.recording.ranks import written_by_rank
 from memplan.recording.record import Recording
-from memplan.recording.target import leaving_concluded, run, through_launcher
 from memplan.trace.liveness import StepWorkload, step_problem
-from memplan.trace.pieces import Summary
+from memplan.trace.lives import Summary
 from memplan.trace.read import read_trace
 from memplan.trace.recovery import Written, path_of
 from memplan.trace.streams import NEEDED, streams_of
@@ -45,7 +43,6 @@ def _steps(text: str) -> Steps:
 @click.option(
     "--device",
     default="auto",
-    show_default=True,
     metavar="auto|cpu|cuda|fake[:cuda[:GPU]]",
     help="Memory to record. auto: the GPU's if SCRIPT uses one, else the CPU's (CUDA "
     "is experimental). fake: allocate nothing, record what SCRIPT would allocate. "
@@ -56,7 +53,6 @@ def _steps(text: str) -> Steps:
     "--steps",
     type=_steps,
     default="auto",
-    show_default=True,
     metavar="N|auto|all",
     help="Number of steps to record; auto: until the steps repeat. SCRIPT then runs "
     "on, unrecorded.",
@@ -66,7 +62,6 @@ def _steps(text: str) -> Steps:
     "--stacks",
     type=click.Choice(get_args(Stacks)),
     default="site",
-    show_default=True,
     help="Call sites to record. site: line, module and operator; python: the whole "
     "Python stack; none: nothing.",
 )
@@ -75,7 +70,6 @@ def _steps(text: str) -> Steps:
     "history",
     type=click.Choice(get_args(History)),
     default="auto",
-    show_default=True,
     help="Source of CUDA events. slot: PyTorch's allocator calls memplan for each "
     "event; torch: PyTorch's memory history, which may overflow, and which SCRIPT "
     "cannot use then; auto: slot if memplan knows this version of the allocator, else "
@@ -88,11 +82,9 @@ def command(
     device: str,
     steps: Steps,
     then_exit: bool,
-    stacks: Stacks,
-    history: History,
-    force: bool,
     module: str | None,
     script: tuple[str, ...],
+    **more: Any,
 ) -> None:
     """Run SCRIPT and record what it allocates.
 
@@ -103,41 +95,26 @@ def command(
     Example: memplan record -o train.parquet train.py --epochs 1
     """
     target = arguments.target(module, script)
-    words = [*_words(output, device, steps, stacks), "--cuda-history", history]
-    flags = ("--then-exit" * then_exit, "--force" * force, "--quiet" * show.is_hushed())
-    launcher = through_launcher(target, [*words, *filter(None, flags)])
-    if launcher is not None:  # each of its children records
-        sys.exit(run(launcher))
-    stem = target.name if target.is_module else Path(target.name).stem
-    process = os.getpid()
-    path = written_by_rank(output) if output else Path(f"{stem}.{process}.parquet")
-    options = RecordOptions(
-        device=device,
-        steps=steps,
-        # No kernel runs: there is nothing to run on for.
-        then_exit=then_exit or (device.startswith("fake") and steps != "all"),
-        stacks=stacks,
-        history=history,
-        force=force,
-        program=target.identity(),
-        argv=target.command(),
-    )
-    recording = Recording(path, options)
-    recording.start()
-    conclude = functools.cache(lambda: _conclude(path, recording))
 
-    def left(goes_on: bool) -> None:
-        conclude()
-        if goes_on:
-            show.note("the program replaces itself by another, which is not recorded")
+    def start() -> Callable[[], int]:
+        stem = target.name if target.is_module else Path(target.name).stem
+        default = Path(f"{stem}.{os.getpid()}.parquet")
+        path = written_by_rank(output) if output else default
+        options = RecordOptions(
+            device=device,
+            steps=steps,
+            # No kernel runs: there is nothing to run on for.
+            then_exit=then_exit or (device.startswith("fake") and steps != "all"),
+            program=target.identity(),
+            argv=target.command(),
+            **more,
+        )
+        recording = Recording(path, options)
+        recording.start()
+        return lambda: _conclude(path, recording)
 
-    try:
-        with leaving_concluded(left):
-            code = run(target)
-    finally:
-        # A forked child may get here, too: the recording is its parent's.
-        failed = conclude() if os.getpid() == process else 0
-    sys.exit(code or failed)
+    lost = "the program replaces itself by another, which is not recorded"
+    arguments.run_program(target, start, lost)
 
 
 def _conclude(path: Path, recording: Recording) -> int:
@@ -159,24 +136,17 @@ def _conclude(path: Path, recording: Recording) -> int:
     return 0
 
 
-def _words(output: Path | None, device: str, steps: Steps, stacks: Stacks) -> list[str]:
-    """These options as command-line words."""
-    named = [] if output is None else ["--output", str(output)]
-    options = ["--device", device, "--steps", str(steps), "--stacks", stacks]
-    return ["record", *named, *options]
-
-
 def _summarise(path: Path, recording: Recording, written: Written) -> None:
     """Print what was recorded and the next command; `path` as the user gave it."""
     summary = written.summary
     size = format_bytes(recording.path.stat().st_size)
-    rows = [
-        ("events", f"{summary.events:,} ({size})"),
+    rows = [("events", f"{summary.events:,} ({size})")]
+    if recording.stopped:
+        rows.append(("stopped", recording.stopped))
+    rows += [
         ("steps", f"{summary.steps:,}, cut by {_CUTS[summary.mark]}"),
         ("peak live", format_bytes(summary.peak_live)),
     ]
-    if recording.stopped:
-        rows.insert(1, ("stopped", recording.stopped))
     verb, whole = "solve", ""
     if summary.failed:
         rows += _failed(recording, summary)

@@ -42,13 +42,37 @@ _LEFT_OUT = {
 }
 
 
+def _options(
+    method: str,
+    priority: str | None,
+    time_limit: float | None,
+    threads: int | None,
+    seed: int,
+    mip_solver: str | None,
+) -> Options:
+    """Raises UsageError for an option that has no effect."""
+    for flag, value, only in (
+        ("--priority", priority, "bestfit"),
+        ("--mip-solver", mip_solver, "mip"),
+    ):
+        if value is not None and method != only:
+            raise UsageError(f"{flag} is for --method {only} only; leave it out")
+    return Options(
+        time_limit=time_limit,
+        threads=threads,
+        seed=seed,
+        mip_solver=mip_solver or MIP_SOLVERS[0],
+        priority=priority or PRIORITIES[0],
+    )
+
+
 @click.command("solve", epilog=_METHODS_HELP)
 @arguments.existing("trace")
+@arguments.gathered("options", _options)
 @click.option(
     "--method",
     type=click.Choice(METHOD_NAMES),
     default="auto",
-    show_default=True,
     metavar="METHOD",
     help="Solver; see below",
 )
@@ -67,6 +91,7 @@ _LEFT_OUT = {
 )
 @click.option(
     "--capacity",
+    type=parse_bytes,
     metavar="BYTES",
     help="Only check whether this much memory, such as 512MiB, is enough. Exits 0 if "
     "it is, 4 if not; writes a plan only with -o.",
@@ -83,7 +108,6 @@ _LEFT_OUT = {
     "--seed",
     type=click.IntRange(0, MAX_SEED),
     default=0,
-    show_default=True,
     metavar="N",
     help="Random seed",
 )
@@ -110,13 +134,9 @@ _LEFT_OUT = {
 def command(
     trace: Path,
     method: str,
-    priority: str | None,
-    time_limit: float | None,
-    capacity: str | None,
+    options: Options,
+    capacity: int | None,
     capacity_of: CapacityOf | None,
-    threads: int | None,
-    seed: int,
-    mip_solver: str | None,
     step: str,
     alignment: int | None,
     output: Path | None,
@@ -134,18 +154,11 @@ def command(
     \b
     Example: memplan solve train.parquet -o train.plan.json
     """
-    _check_together(method, priority, mip_solver, capacity, capacity_of)
-    options = Options(
-        time_limit=time_limit,
-        threads=threads,
-        seed=seed,
-        mip_solver=mip_solver or MIP_SOLVERS[0],
-        priority=priority or PRIORITIES[0],
-    )
-    most = None if capacity is None else parse_bytes(capacity)
+    if capacity_of is not None and capacity is None:
+        raise UsageError("--capacity-of is for --capacity; give that, too")
     # A question is answered; a file is for whoever names one.
     path = output
-    if path is None and most is None:
+    if path is None and capacity is None:
         path = Path(f"{arguments.stem(trace, '.csv')}.plan.json")
     if path is not None:
         refuse_overwrite(path, force)
@@ -163,18 +176,26 @@ def command(
         return _solve(given, method, options, alignment, source)
 
     try:
-        if most is None:
+        if capacity is None:
             plan = attempt(options)
         else:
-            room = room_for(given, most, capacity_of, step)
+            room = room_for(given, capacity, capacity_of, step)
             plan = solve_within(room, options, attempt)
     except NoPlanError as error:
-        if json_ and most is not None:
+        if json_ and capacity is not None:
             # Without a step that repeats, what lies outside of it is not known.
-            compared = {"capacity": most, "capacity_of": capacity_of or "live"}
-            asked = {"method": method, "seed": seed, "plan": None}
+            compared = {"capacity": capacity, "capacity_of": capacity_of or "live"}
+            fits = "infeasible" if isinstance(error, InfeasibleError) else "unknown"
+            asked = {
+                "method": method,
+                "seed": options.seed,
+                "plan": None,
+                "status": fits,
+            }
+            asked |= show.picked(error, "lower_bound", "peak")
             asked |= compared if room is None else _compared(room)
-            _tell_none(error, asked | {"seconds": time.perf_counter() - start})
+            asked["seconds"] = time.perf_counter() - start
+            show.as_json(asked, "memplan.solve-result")
         raise
     if plan.provenance.note:
         show.note(f"{method}: {plan.provenance.note}")
@@ -183,24 +204,23 @@ def command(
     expected = None
     with contextlib.suppress(KeyboardInterrupt):  # the plan is there all the same
         expected = outlook(given, plan) if isinstance(given, Trace) else None
-    found = Solved(plan, given, path, room, expected)
-    _tell(found, json_)
+    _tell(Solved(plan, given, path, room, expected), json_)
 
 
-def _check_together(
-    method: str,
-    priority: str | None,
-    mip_solver: str | None,
-    capacity: str | None,
-    capacity_of: str | None,
-) -> None:
-    """Raise UsageError for an option that has no effect."""
-    if priority is not None and method != "bestfit":
-        raise UsageError("--priority is for --method bestfit only; leave it out")
-    if mip_solver is not None and method != "mip":
-        raise UsageError("--mip-solver is for --method mip only; leave it out")
-    if capacity_of is not None and capacity is None:
-        raise UsageError("--capacity-of is for --capacity; give that, too")
+def _tell(found: Solved, json_: bool) -> None:
+    """What was found, and what to do next."""
+    path = found.path
+    if json_:
+        show.as_json(found.entries(), "memplan.solve-result")
+    else:
+        title = "it fits" if path is None else f"planned {path}"
+        show.facts(f"memplan: {title}", found.rows())
+    if found.expected is not None:
+        _warn(found.plan, found.expected)
+    if path is None and not json_:
+        show.line("  no plan was written; -o FILE writes it")
+    elif path != STDOUT and not json_:
+        show.line(f"  next: memplan {_next(found.given, path)}")
 
 
 @dataclass(frozen=True)
@@ -217,15 +237,15 @@ class Solved:
     def entries(self) -> dict[str, Any]:
         """As JSON has it."""
         names = ("lower_bound", "peak", "gap", "status", "elastic", "arena_bytes")
-        return {
-            **show.picked(self.plan, *names),
-            **show.picked(self.plan.provenance, "method", "seconds", "seed"),
-            "buffers": len(self.plan.problem),
-            "kinds": len(self.plan.kinds),
-            "plan": self.path,
-            **({} if self.room is None else _compared(self.room)),
-            **({} if self.expected is None else _expected(self.expected)),
-        }
+        found = show.picked(self.plan, *names)
+        found |= show.picked(self.plan.provenance, "method", "seconds", "seed")
+        found |= {"buffers": len(self.plan.problem), "kinds": len(self.plan.kinds)}
+        found["plan"] = self.path
+        if self.room is not None:
+            found |= _compared(self.room)
+        if self.expected is not None:
+            found["outlook"] = plain(self.expected) | {"pays": self.expected.pays}
+        return found
 
     def rows(self) -> list[tuple[str, str]]:
         """For people: the plan, what takes up a capacity, and what the plan brings."""
@@ -296,36 +316,8 @@ class Solved:
         ]
 
 
-def _tell(found: Solved, json_: bool) -> None:
-    """What was found, and what to do next."""
-    if json_:
-        show.as_json(found.entries(), "memplan.solve-result")
-    else:
-        title = "it fits" if found.path is None else f"planned {found.path}"
-        show.facts(f"memplan: {title}", found.rows())
-    if found.expected is not None:
-        _warn(found.plan, found.expected)
-    if json_ or found.path == STDOUT:
-        return
-    if found.path is None:
-        show.line("  no plan was written; -o FILE writes it")
-    else:
-        show.line(f"  next: memplan {_next(found.given, found.path)}")
-
-
-def _tell_none(error: NoPlanError, asked: dict[str, Any]) -> None:
-    """As JSON: that it does not fit, or that this is not known."""
-    status = "infeasible" if isinstance(error, InfeasibleError) else "unknown"
-    found = show.picked(error, "lower_bound", "peak")
-    show.as_json(found | asked | {"status": status}, "memplan.solve-result")
-
-
 def _compared(room: Room) -> dict[str, Any]:
     return show.picked(room, "capacity", capacity_of="of", outside_bytes="outside")
-
-
-def _expected(found: Outlook) -> dict[str, Any]:
-    return {"outlook": plain(found) | {"pays": found.pays}}
 
 
 def arena_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -368,7 +360,7 @@ def _warn(plan: Plan, found: Outlook) -> None:
         )
 
 
-def _next(given: Trace | Problem, plan: Path) -> str:
+def _next(given: Trace | Problem, plan: Path | None) -> str:
     """What a user will want to do with the plan."""
     if isinstance(given, Problem):
         return f"plot {shlex.quote(str(plan))} -o packing.png"
@@ -394,7 +386,6 @@ def _solve(
         )
     violations = verify(plan)
     if violations:
-        raise MemplanError(
-            f"internal error: the plan does not verify: {violations[0].message}"
-        )
+        why = f"the plan does not verify: {violations[0].message}"
+        raise MemplanError(f"internal error: {why}")
     return plan

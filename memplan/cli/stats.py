@@ -21,10 +21,9 @@ from memplan.reporting.live import By, Live
 from memplan.reporting.saving import MOST_EVENTS, saving
 from memplan.reporting.stats import Stats, summarize
 from memplan.sweep import sweep
-from memplan.trace.category import Category
 from memplan.trace.reserved import Reserved
 from memplan.trace.sites import Site
-from memplan.trace.trace import Trace
+from memplan.trace.trace import Category, Trace
 from memplan.units import format_bytes, format_gap, format_seconds, format_share
 
 _ALONE = 4  # so few traces are read faster than processes start
@@ -33,6 +32,7 @@ _SAVED_OF = {
     "reserved": "reserved",
     "heaps": "of the C library's heaps",
 }
+_OF_SITES = ("line", "function", "module", "op")
 _OF_ONE = {"kind": "--by", "at": "--at"}
 _UNKNOWN_SITES = (
     "the trace does not say who asked: record again with --stacks site, the default"
@@ -44,7 +44,6 @@ _UNKNOWN_SITES = (
 @click.option(
     "--at",
     default="peak",
-    show_default=True,
     metavar="peak|SECONDS|STEP",
     help="Moment to show: the peak, a time such as 1.5s, or a step's number for its "
     "largest moment.",
@@ -54,7 +53,6 @@ _UNKNOWN_SITES = (
     "kind",
     type=click.Choice(get_args(By)),
     default="line",
-    show_default=True,
     help="Property to group buffers by.",
 )
 @arguments.rows
@@ -105,11 +103,7 @@ def command(
     if len(found.at.chosen):
         title = f"live {_moment(found.at, at)}, {format_bytes(found.at.bytes)}"
         site_table.shown(f"{title}, by {kind}", kind, found.at.by(kind), most)
-    if (
-        len(given)
-        and not found.has_sites
-        and kind in ("line", "function", "module", "op")
-    ):
+    if len(given) and not found.has_sites and kind in _OF_SITES:
         show.note(_UNKNOWN_SITES)
     if not show.is_hushed():
         named = [str(paths[0]), *([] if device is None else ["--device", str(device)])]
@@ -124,27 +118,22 @@ def _entries(found: Stats) -> dict[str, Any]:
         **show.picked(found, "steps", "kept_at_end_bytes", "leak"),
         "script": info.program.script,
         "events": len(found.trace),
-        "peak_bytes": found.peak.bytes,
-        "peak_time": found.peak.seconds,
+        **show.picked(found.peak, peak_bytes="bytes", peak_time="seconds"),
         "at": show.picked(at, "bytes", "seconds", "step"),
         "sites": [
             {**plain(site), "bytes": size, "share": size / at.bytes}
             for site, size in at.sites().items()
         ],
         "categories": category_entries(at),
-        "oom": None
-        if oom is None
-        else {
+        "oom": oom
+        and {
             **show.picked(oom, "requested_bytes", "site", "seconds", "count"),
-            "live_bytes": oom.live.bytes,
-            "device_free_bytes": oom.free,
+            **show.picked(oom, live_bytes="live.bytes", device_free_bytes="free"),
             "reserved": _reserved_entries(oom.reserved),
         },
-        "reserved": None
-        if reserved is None
-        else {
-            "peak_bytes": reserved.bytes,
-            "peak_time": reserved.seconds,
+        "reserved": reserved
+        and {
+            **show.picked(reserved, peak_bytes="bytes", peak_time="seconds"),
             "at": _reserved_entries(reserved.at),
         },
     }
@@ -156,19 +145,15 @@ def category_entries(live: Live) -> dict[str, int]:
 
 
 def _reserved_entries(held: Reserved | None) -> dict[str, Any] | None:
-    if held is None:
-        return None
     sizes = {"allocated_bytes": "allocated", "split_bytes": "split"}
     sizes |= {"empty_bytes": "empty", "largest_free_bytes": "largest_free"}
-    return show.picked(held, bytes="reserved", **sizes)
+    return None if held is None else show.picked(held, bytes="reserved", **sizes)
 
 
 def _saving_entries(trace: Trace) -> dict[str, Any] | None:
     found = saving(trace)
-    if found is None:
-        return None
     sizes = {f"{name}_bytes": name for name in ("now", "planned", "planned_least")}
-    return show.picked(found, "of", "pays", **sizes)
+    return None if found is None else show.picked(found, "of", "pays", **sizes)
 
 
 def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
@@ -191,10 +176,8 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
         rows.append(("leak", _leak(found)))
     if found.oom is not None:
         rows += oom_rows(found)
-    if info.dropped_events:
-        rows.append(
-            ("dropped", f"{info.dropped_events:,} events: the peak may be higher")
-        )
+    if count := info.dropped_events:
+        rows.append(("dropped", f"{count:,} events: the peak may be higher"))
     if not info.complete:
         missing = "its end was cut off, or its beginning: more may have been live"
         rows.append(("incomplete", missing))
@@ -225,18 +208,13 @@ def _reserved_rows(found: Stats) -> list[tuple[str, str]]:
     if found.reserved is None:
         return []
     most, at = found.reserved, found.reserved.at
-    rows = [
-        (
-            "reserved",
-            f"{format_bytes(most.bytes)} at most, after {format_seconds(most.seconds)}",
-        ),
-        (
-            "allocated",
-            f"{format_bytes(at.allocated)} of {format_bytes(at.reserved)} reserved, "
-            f"after {format_seconds(found.at.seconds)}",
-        ),
+    first, when = map(format_seconds, (most.seconds, found.at.seconds))
+    part, whole = map(format_bytes, (at.allocated, at.reserved))
+    return [
+        ("reserved", f"{format_bytes(most.bytes)} at most, after {first}"),
+        ("allocated", f"{part} of {whole} reserved, after {when}"),
+        *_idle("fragmented", at),
     ]
-    return rows + _idle("fragmented", at)
 
 
 def _idle(name: str, held: Reserved) -> list[tuple[str, str]]:
@@ -277,12 +255,9 @@ def _next(found: Stats, name: str) -> str:
         return f"next: memplan solve {name} says what a plan would save"
     saved = saving(found.trace)
     if saved is None:
-        told = found.trace.info.device == "cpu" or found.reserved is not None
-        why = (
-            "no step repeats that frees what it asks for"
-            if told
-            else "the recording tells of no segments"
-        )
+        why = "no step repeats that frees what it asks for"
+        if found.trace.info.device != "cpu" and found.reserved is None:
+            why = "the recording tells of no segments"
         return f"a plan would save nothing that is known: {why}"
     now = f"{format_bytes(saved.now)} {_SAVED_OF[saved.of]}"
     share = format_share(saved.share)
@@ -299,12 +274,8 @@ def _next(found: Stats, name: str) -> str:
 
 def _of_plan(plan: Plan, path: Path, json_: bool) -> None:
     if json_:
-        entries = show.picked(
-            plan,
-            *("lower_bound", "arena_bytes"),
-            peak_bytes="peak",
-            script="provenance.program.script",
-        )
+        names = {"peak_bytes": "peak", "script": "provenance.program.script"}
+        entries = show.picked(plan, "lower_bound", "arena_bytes", **names)
         show.as_json(entries | {"buffers": len(plan.problem)}, "memplan.stats")
         return
     bound = format_bytes(plan.lower_bound)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from memplan.errors import FormatError
 from memplan.files import PathLike
 
+_RAISED = OSError, ValueError, LookupError, ArithmeticError, RuntimeError, MemoryError
+
 
 @contextlib.contextmanager
 def as_format_errors(path: PathLike, library: type[Exception]) -> Iterator[None]:
@@ -17,17 +19,8 @@ def as_format_errors(path: PathLike, library: type[Exception]) -> Iterator[None]
     """
     try:
         yield
-    except (
-        library,
-        OSError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        RuntimeError,
-        MemoryError,
-    ) as error:
+    except (library, *_RAISED) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         reason = ascii(reason)[1:-1]  # bytes of the file may be in it
-        raise FormatError(
-            path, f"damaged Parquet data ({reason})", "the file may be cut off"
-        ) from error
+        problem = f"damaged Parquet data ({reason})"
+        raise FormatError(path, problem, "the file may be cut off") from error

@@ -31,9 +31,7 @@ _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _NUMBERS = re.compile(rb"[-0-9, \t\r\n]*")
 _WORDS = re.compile(rb'[a-z_", \t\r\n]*')
 _LONG_NUMBER = 20  # digits; it may be more than 64 bits
-_DIGITS_ALIKE = bytes(ord("0") if chr(c).isdigit() else 0 for c in range(128)).ljust(
-    256
-)
+_DIGITS_ALIKE = bytes(48 if chr(c).isdigit() else 0 for c in range(128)).ljust(256)
 
 _IS_MARK = np.zeros(256, dtype=np.bool_)
 _IS_MARK[list(b'[]{}":,')] = True
@@ -68,9 +66,8 @@ class LongList:
             end = self._data.find(b",", min(begin + _CHUNK, self._end), self._end)
             end = self._end if end < 0 else end
             try:
-                values: list[object] = json.loads(
-                    b"[%b]" % bytes(self._data[begin:end])
-                )
+                text = b"[%b]" % bytes(self._data[begin:end])
+                values: list[object] = json.loads(text)
             except json.JSONDecodeError as error:
                 place = f"byte {begin + error.pos - 1}"
                 problem = f"not whole JSON: {error.msg} at {place}"
@@ -196,14 +193,12 @@ def long_lists(data: bytes | bytearray, found: Scan) -> list[tuple[int, int]]:
         (begin, end)
         for begin, end in found.spans
         if (commas := data.count(b",", begin, end))
-        and (
-            (
-                _WORDS.fullmatch(data, begin, end)
-                and data.count(b'"', begin, end) == 2 * (commas + 1)
-            )
-            or (
-                _NUMBERS.fullmatch(data, begin, end)
-                and not has_long_number(data, begin, end)
-            )
-        )
+        and _is_flat(data, begin, end, commas)
     ]
+
+
+def _is_flat(data: bytes | bytearray, begin: int, end: int, commas: int) -> bool:
+    if _WORDS.fullmatch(data, begin, end):
+        return data.count(b'"', begin, end) == 2 * (commas + 1)
+    numbers = _NUMBERS.fullmatch(data, begin, end)
+    return numbers is not None and not has_long_number(data, begin, end)

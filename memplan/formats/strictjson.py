@@ -12,13 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from memplan.errors import FormatError
-from memplan.formats.scan import (
-    LongList,
-    TooMuchError,
-    has_long_number,
-    long_lists,
-    scan,
-)
+from memplan.formats import scan
+from memplan.formats.scan import LongList, TooMuchError, has_long_number
 
 # What a text may take up, parsed and all: so much for each byte of its file, and
 # something more. Who reads the values takes up some, too.
@@ -64,11 +59,9 @@ class Budget:
         """
         self.taken += values
         if self.taken + text > self.limit:
-            raise TooMuchError(
-                f"too large: its values would take up about "
-                f"{self.taken + text >> 20} MiB, too much for a file of {self.size} "
-                "bytes"
-            )
+            most = f"about {self.taken + text >> 20} MiB, too much for a file"
+            problem = f"too large: its values would take up {most} of {self.size} bytes"
+            raise TooMuchError(problem)
 
 
 def parse(
@@ -85,13 +78,17 @@ def parse(
     object with the same key twice, or is too much for the budget.
     """
     builder = _Builder(path)
+
+    def integer(text: str) -> int | Refused:
+        return int(text) if len(text) <= 20 else Refused(text)
+
     try:
         data = builder.set_aside(data, budget or Budget(len(data)))
         return json.loads(
             data.decode("utf-8"),
             object_pairs_hook=builder.table,
             # Without long numbers Python's own, faster, will do.
-            parse_int=_integer if has_long_number(data) else None,
+            parse_int=integer if has_long_number(data) else None,
             parse_float=builder.number,
             parse_constant=builder.constant,
         )
@@ -123,8 +120,8 @@ class _Builder:
 
     def set_aside(self, data: bytes | bytearray, budget: Budget) -> bytes | bytearray:
         """`data` without its long lists, if it is not too much for the budget."""
-        found, kept = scan(data), len(data)
-        spans = [] if _SET_ASIDE in data else long_lists(data, found)
+        found, kept = scan.scan(data), len(data)
+        spans = [] if _SET_ASIDE in data else scan.long_lists(data, found)
         self._whole, self._spans = data, spans
         if spans:
             lists = [LongList(self._path, data, *span) for span in spans]
@@ -134,7 +131,7 @@ class _Builder:
             starts = [*(begin - 1 for begin, _ in spans), len(data)]
             between = zip(ends, starts, strict=True)
             data = _SET_ASIDE.join(bytes(data[end + 1 : at]) for end, at in between)
-            found = scan(data)
+            found = scan.scan(data)
         width = 1 if data.isascii() else 4  # bytes a character may take as text
         budget.take(found.weight, kept + width * len(data))
         return data
@@ -174,10 +171,6 @@ class _Builder:
 
     def constant(self, text: str) -> object:
         return self.number(text) if self._aside is None else next(self._aside)
-
-
-def _integer(text: str) -> int | Refused:
-    return int(text) if len(text) <= 20 else Refused(text)
 
 
 def shown(value: object) -> str:

@@ -245,10 +245,9 @@ def check_version(
         problem = f"version is {shown(version)}, and must be an integer from 1"
         raise FormatError(path, problem, remedy)
     if version > newest:
-        problem = (
-            f"version {shown(version)} of the {what} format is newer than {newest}"
-        )
-        raise FormatError(path, problem, "upgrade: pip install --upgrade memplan")
+        given = f"version {shown(version)} of the {what} format"
+        remedy = "upgrade: pip install --upgrade memplan"
+        raise FormatError(path, f"{given} is newer than {newest}", remedy)
 
 
 def is_text(value: str, lone_surrogates: bool = False) -> bool:

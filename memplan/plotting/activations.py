@@ -57,8 +57,8 @@ def activations(
             style.dashed(axes, budget, zorder=6)
         for live, each in zip(curves, (before, after), strict=True):
             _draw_peak(axes, live, each.peak_label, budget)
-        axes.set_xlabel("operators in the order they run", fontsize=10, color=style.INK)
-        axes.set_ylabel("live activation bytes", fontsize=10, color=style.INK)
+        what = "operators in the order they run"
+        style.name_axes(axes, what, "live activation bytes")
         facts = _facts(curves[0], curves[1], budget)
         style.set_title(figure, _BOX[0], title or "activations", facts)
         _draw_legend(figure, bool(after.loops), bool(budget))
@@ -69,14 +69,8 @@ def _draw_curve(axes: Axes, live: Float64Array, color: str, zorder: int) -> None
     at, values = style.thinned(np.arange(len(live), dtype=np.float64), live)
     at, values = np.append(at, len(live)), np.append(values, values[-1])
     axes.fill_between(at, values, step="post", color=color, linewidth=0, zorder=zorder)
-    axes.plot(
-        at,
-        values,
-        drawstyle="steps-post",
-        color=style.INK,
-        linewidth=0.7 if len(live) < 2000 else 0.2,
-        zorder=zorder + 1,
-    )
+    (line,) = axes.plot(at, values, drawstyle="steps-post", color=style.INK)
+    line.set(linewidth=0.7 if len(live) < 2000 else 0.2, zorder=zorder + 1)
 
 
 def _draw_loops(axes: Axes, loops: Sequence[tuple[int, int, int]], length: int) -> None:

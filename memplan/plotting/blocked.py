@@ -8,6 +8,7 @@ stand as code; a buffer stands beside the loops that use what it holds again and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import patheffects
@@ -192,17 +193,9 @@ def _draw_compulsory(
 ) -> None:
     """The top of the bar of all, where main memory is, is what no blocking saves."""
     height = found.per_mac(found.compulsory) * scale
-    bar = axes.bar(
-        x,
-        height,
-        width,
-        found.per_mac(found.total) * scale - height,
-        facecolor="none",
-        edgecolor="white",
-        linewidth=0,
-        hatch=_HATCH,
-        zorder=3,
-    )
+    bottom = found.per_mac(found.total) * scale - height
+    how: dict[str, Any] = {"facecolor": "none", "edgecolor": "white", "linewidth": 0}
+    bar = axes.bar(x, height, width, bottom, **how, hatch=_HATCH, zorder=3)
     bar.patches[0].set_gid("compulsory")
 
 
@@ -210,14 +203,9 @@ def _draw_total(
     axes: Axes, x: float, per_mac: float, scale: float, layers: int
 ) -> None:
     many = layers > _WITH_TENSORS
-    text = axes.annotate(
-        f"{per_mac:#.3g}".rstrip("."),
-        (x, per_mac * scale),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="center",
-        rotation=90 if many else 0,
-    )
+    words, at = f"{per_mac:#.3g}".rstrip("."), (x, per_mac * scale)
+    text = axes.annotate(words, at, xytext=(0, 3), textcoords="offset points")
+    text.set(ha="center", rotation=90 if many else 0)
     text.set(fontsize=9 if layers <= _FEW else 7.5, color=style.INK)
     text.set(fontweight="bold", zorder=6)
     text.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
@@ -252,16 +240,12 @@ def _set_axes(
 ) -> None:
     names = [style.shortened(_name(one), _NAME) for one in shown]
     upright = bool(_room_for_names(shown))
-    axes.set_xticks(
-        range(len(shown)),
-        names,
-        rotation=90 if upright else 0,
-    )
+    axes.set_xticks(range(len(shown)), names, rotation=90 if upright else 0)
     axes.tick_params(axis="x", length=0, labelsize=8 if upright else 9)
     axes.set_xlim(-0.5, len(shown) - 0.5)
     axes.set_ylim(0, top * (1.1 if len(shown) <= _WITH_TENSORS else 1.18))
     what = "part of the energy; above: pJ per MAC" if parted else "pJ per MAC"
-    axes.set_ylabel(what, fontsize=10, color=style.INK)
+    style.name_axes(axes, y=what)
     if parted:
         axes.yaxis.set_major_formatter(lambda part, _: f"{part:.0%}".replace("%", " %"))
 
@@ -299,16 +283,10 @@ def _draw_buffer(
     axes: Axes, placed: Placed, left: float, width: float, colour: str
 ) -> None:
     begin, end = placed.buffer.begin, placed.buffer.end
-    box = Rectangle(
-        (left + 0.006, begin + 0.08),
-        width - 0.012,
-        end - begin - 0.16,
-        facecolor=colour,
-        edgecolor="none",
-        zorder=2,
-    )
+    corner, high = (left + 0.006, begin + 0.08), end - begin - 0.16
+    box = Rectangle(corner, width - 0.012, high, facecolor=colour, edgecolor="none")
     name = style.shortened(placed.name)
-    box.set_gid(f"buffer {name}")
+    box.set(zorder=2, gid=f"buffer {name}")
     axes.add_patch(box)
     text = f"{name}  {format_bytes(placed.nbytes)}"
     red, green, blue = to_rgb(colour)
@@ -333,26 +311,28 @@ def _draw_curve(by_bytes: Axes, by_area: Axes, plan: BlockingPlan) -> None:
     """Energy over the budget's bytes, and over the area that it takes."""
     points, mac_pj = plan.curve, plan.layers[0].evaluation.mac_pj
     energies = [point.energy_pj / plan.macs for point in points]
-    for axes, x in (
-        (by_bytes, [point.budget for point in points]),
-        (by_area, [point.area_mm2 for point in points]),
+    sizes, areas = zip(*((one.budget, one.area_mm2) for one in points), strict=True)
+    for axes, x, what in (
+        (by_bytes, sizes, "budget for memories"),
+        (by_area, areas, "area of memories and datapath (mm²)"),
     ):
         axes.plot(x, energies, color=style.SHORT_TO_LONG[2], marker="o", ms=4)
-        axes.set_ylim(0, max(*energies, mac_pj) * 1.08)
-        axes.grid(axis="y", color=style.PAPER, zorder=0)
-        axes.set_axisbelow(True)
+        _set_energy_axes(axes, max(*energies, mac_pj), what)
         style.dashed(axes, mac_pj)
-        axes.set_ylabel("pJ per MAC", fontsize=10, color=style.INK)
-    sizes = [point.budget for point in points]
     if min(sizes) > 0:  # no budget at all has no place on a logarithmic axis
         by_bytes.set_xscale("log", base=2)
     every = -(-len(sizes) // 8)
     labels = [format_bytes(size).replace(".0 ", " ") for size in sizes[::every]]
     by_bytes.set_xticks(sizes[::every], labels)
     by_bytes.minorticks_off()
-    by_bytes.set_xlabel("budget for memories", fontsize=10, color=style.INK)
-    by_area.set_xlabel("area of memories and datapath (mm²)", fontsize=10)
     by_area.set_xlim(left=0)
+
+
+def _set_energy_axes(axes: Axes, top: float, across: str) -> None:
+    axes.grid(axis="y", color=style.PAPER, zorder=0)
+    axes.set_axisbelow(True)
+    axes.set_ylim(0, top * 1.08)
+    style.name_axes(axes, across, "pJ per MAC")
 
 
 def draw_front(axes: Axes, points: Sequence[FrontPoint], chosen: Evaluation) -> None:
@@ -363,20 +343,9 @@ def draw_front(axes: Axes, points: Sequence[FrontPoint], chosen: Evaluation) -> 
     axes.step(cycles, energies, where="post", color=style.SHORT_TO_LONG[2])
     axes.plot(cycles, energies, color=style.SHORT_TO_LONG[2], marker="o", ms=4, ls="")
     if chosen.latency is not None:
-        axes.plot(
-            [chosen.latency.cycles],
-            [chosen.per_mac(chosen.total)],
-            marker="D",
-            ms=7,
-            ls="",
-            color=style.BOUND,
-            label="the plan's",
-        )
+        at = [chosen.latency.cycles], [chosen.per_mac(chosen.total)]
+        axes.plot(*at, marker="D", ms=7, ls="", color=style.BOUND, label="the plan's")
         axes.legend(frameon=False, fontsize=9)
-    axes.grid(axis="y", color=style.PAPER, zorder=0)
-    axes.set_axisbelow(True)
-    axes.set_ylim(0, max(energies) * 1.08)
-    axes.set_ylabel("pJ per MAC", fontsize=10, color=style.INK)
-    axes.set_xlabel("cycles", fontsize=10, color=style.INK)
+    _set_energy_axes(axes, max(energies), "cycles")
     axes.ticklabel_format(axis="x", style="plain", useOffset=False)
     axes.locator_params(axis="x", nbins=6)

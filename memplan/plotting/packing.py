@@ -33,13 +33,8 @@ BOX = (0.085, 0.155, 0.785, 0.72)  # of it the axes
 VECTOR = 3000  # rectangles: up to here SVG and PDF hold shapes, beyond it pixels
 CROWD = 30_000  # rectangles: beyond it those without room for an outline are painted
 
-_CLASSES = (
-    "alive < 1 %",
-    "alive 1–10 %",
-    "alive 10–50 %",
-    "alive > 50 %",
-    "wraps around",
-)
+_WRAPS = "wraps around"
+_CLASSES = ("alive < 1 %", "alive 1–10 %", "alive 10–50 %", "alive > 50 %", _WRAPS)
 _LIMITS = (0.01, 0.1, 0.5)  # of the clock: what parts the classes
 _TAB = "#7a3b00"
 _COLOURS = (*style.SHORT_TO_LONG, style.WRAPPED)
@@ -132,17 +127,11 @@ def _draw_sizes(axes: Axes, pieces: Rectangles) -> None:
         if width[i] < 4.6 * len(text) + 5:
             continue
         face = _COLOURS[pieces.kind[i]]
-        axes.text(
-            (pieces.left[i] + pieces.right[i]) / 2,
-            pieces.bottom[i] + size / 2,
-            text,
-            fontsize=7.5,
-            ha="center",
-            va="center_baseline",
-            color="white" if pieces.kind[i] in (2, 3) else style.INK,
-            bbox={"facecolor": face, "edgecolor": "none", "pad": 0.8},
-            zorder=5,
-        )
+        middle = (pieces.left[i] + pieces.right[i]) / 2, pieces.bottom[i] + size / 2
+        label = axes.text(*middle, text, fontsize=7.5, ha="center", zorder=5)
+        label.set(va="center_baseline")
+        label.set_color("white" if pieces.kind[i] in (2, 3) else style.INK)
+        label.set_bbox({"facecolor": face, "edgecolor": "none", "pad": 0.8})
 
 
 def _draw_borders(axes: Axes, problem: Problem, offsets: Int64Array) -> None:
@@ -170,25 +159,11 @@ def _draw_levels(axes: Axes, plan: Plan) -> None:
         np.append(moments, end).astype(float), np.append(live, live[-1]).astype(float)
     )
     halo = [patheffects.withStroke(linewidth=2.6, foreground="white")]
-    (curve,) = axes.plot(
-        times,
-        values,
-        color=style.INK,
-        linewidth=1.1,
-        drawstyle="steps-post",
-        path_effects=halo,
-        zorder=4,
-    )
-    curve.set_gid("live")
+    (curve,) = axes.plot(times, values, color=style.INK, drawstyle="steps-post")
+    curve.set(linewidth=1.1, path_effects=halo, zorder=4, gid="live")
     axes.axhline(plan.peak, color=style.INK, linewidth=1.4, zorder=5, clip_on=False)
-    axes.axhline(
-        plan.lower_bound,
-        color=style.BOUND,
-        linewidth=1.4,
-        linestyle=(0, (6, 4)),
-        zorder=6,
-        clip_on=False,
-    )
+    line = style.dashed(axes, plan.lower_bound, zorder=6)
+    line.set(linewidth=1.4, clip_on=False)
     peak, bound = style.told_apart(plan.peak, plan.lower_bound)
     middle = (plan.peak + plan.lower_bound) / 2
     apart = max(abs(plan.peak - plan.lower_bound) / 2, 0.033 * axes.get_ylim()[1])
@@ -197,25 +172,17 @@ def _draw_levels(axes: Axes, plan: Plan) -> None:
         (middle + apart, f"{top}\n{peak}", style.INK),
         (middle - apart, f"lower bound\n{bound}", style.BOUND),
     ):
-        axes.text(
-            1.012,
-            y,
-            text,
-            color=colour,
-            fontsize=9,
-            va="center",
-            transform=axes.get_yaxis_transform(),
-        )
+        label = axes.text(1.012, y, text, color=colour, fontsize=9, va="center")
+        label.set_transform(axes.get_yaxis_transform())
 
 
 def _label_axes(axes: Axes, plan: Plan) -> None:
     where = "" if plan.problem.length is None else " in the step"
     ticks = "" if plan.hot.requests is None else ", one per allocation and free"
-    axes.set_xlabel(f"time{where} (ticks{ticks})", fontsize=10, color=style.INK)
-    where = "offset in the arena"
+    up = "offset in the arena"
     if plan.lifespan_bytes:
-        where = "offset, as solved for the largest sizes"
-    axes.set_ylabel(where, fontsize=10, color=style.INK)
+        up = "offset, as solved for the largest sizes"
+    style.name_axes(axes, f"time{where} (ticks{ticks})", up)
     axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
@@ -247,7 +214,7 @@ def _draw_legend(figure: Figure, problem: Problem) -> None:
     for colour, part, count in zip(_COLOURS, _CLASSES, counts, strict=True):
         if count:
             # The first says in full what the others abbreviate.
-            what = "" if handles or part is _CLASSES[4] else f" of the {clock}"
+            what = "" if handles or part is _WRAPS else f" of the {clock}"
             text = f"{part}{what} ({count:,})"
             patch = Patch(facecolor=colour, edgecolor=style.INK, lw=0.5, label=text)
             handles.append(patch)

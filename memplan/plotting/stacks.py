@@ -120,12 +120,8 @@ def _draw_layers(
     for number, layer in enumerate(network.layers):
         x, y = grid.at(number)
         color, ink = _COLORS[layer.fate]
-        axes.add_patch(
-            Rectangle(
-                (x + gap / 2, y - grid.box), grid.pitch - gap, grid.box,
-                facecolor=color, linewidth=0,
-            )
-        )  # fmt: skip
+        corner, wide = (x + gap / 2, y - grid.box), grid.pitch - gap
+        axes.add_patch(Rectangle(corner, wide, grid.box, facecolor=color, linewidth=0))
         if grid.labelled:
             middle = x + grid.pitch / 2, y - grid.box / 2 - 0.01
             text = style.shortened(layer.label, 10)
@@ -217,13 +213,8 @@ def _draw_bars(
     """Bars of the cache that sequences take, beside the limit."""
     height = figure.get_figheight()
     rows = len(shown) + 0.2
-    box = (
-        (_MARGIN + 1.0) / _WIDTH,
-        0.62 / height,
-        0.42,
-        0.24 * rows / height,
-    )
-    axes = figure.add_axes(box)
+    left, low = (_MARGIN + 1.0) / _WIDTH, 0.62 / height
+    axes = figure.add_axes((left, low, 0.42, 0.24 * rows / height))
     top = max([network.limit_bytes, *(each.cache_bytes for _, each in shown)])
     axes.set_xlim(0, top * 1.02)
     axes.set_ylim(rows - 0.6, -1.1)
@@ -231,12 +222,8 @@ def _draw_bars(
     for row, (name, sequence) in enumerate(shown):
         over = sequence.cache_bytes > network.limit_bytes > 0
         axes.barh(row, top, height=0.55, color=style.PAPER)
-        axes.barh(
-            row,
-            sequence.cache_bytes,
-            height=0.55,
-            color=style.WRAPPED if over else _USED,
-        )
+        colour = style.WRAPPED if over else _USED
+        axes.barh(row, sequence.cache_bytes, height=0.55, color=colour)
         left = axes.text(-0.012 * top, row, name, ha="right", va="center", fontsize=8)
         left.set_color(style.INK)
         words = format_bytes(sequence.cache_bytes)
@@ -244,10 +231,9 @@ def _draw_bars(
         right = axes.text(top * 1.03, row, words, ha="left", va="center", fontsize=8)
         right.set_color(style.MUTED)
     if network.limit_bytes:
-        axes.plot(
-            [network.limit_bytes] * 2, [-0.45, len(shown) - 0.55],
-            color=style.INK, linewidth=1.0, linestyle=(0, (4, 2)),
-        )  # fmt: skip
+        ends = [-0.45, len(shown) - 0.55]
+        at = [network.limit_bytes] * 2
+        axes.plot(at, ends, color=style.INK, linewidth=1.0, linestyle=(0, (4, 2)))
     title = "cache that one patch of a sequence takes"
     if network.limit_bytes:
         title += f", of {format_bytes(network.limit_bytes)}"
@@ -271,13 +257,5 @@ def _draw_legend(figure: Figure, left: float, network: DrawnNetwork) -> None:
     ]
     if any(each.cache_bytes for stack in network.stacks for each in stack):
         bars.append(Patch(facecolor=_USED, label="cache it takes"))
-    figure.legend(
-        handles=bars,
-        loc="upper right",
-        bbox_to_anchor=(1 - left + 0.006, 1 - 0.42 / figure.get_figheight()),
-        ncols=len(bars),
-        fontsize=9,
-        frameon=False,
-        handlelength=1.4,
-        columnspacing=1.6,
-    )
+    top = 1 - 0.42 / figure.get_figheight()
+    style.set_legend(figure, 1 - left + 0.014, bars, "upper right", top)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -17,6 +18,8 @@ from matplotlib.text import Annotation
 from memplan.arrays import Float64Array
 from memplan.levels import extremes
 from memplan.text import printable
+
+Point = tuple[float, float]
 
 INK = "#222222"
 MUTED = "#666666"
@@ -81,6 +84,19 @@ def bare_axes(figure: Figure, box: tuple[float, float, float, float]) -> Axes:
     return axes
 
 
+def name_axes(axes: Axes, x: str = "", y: str = "") -> None:
+    """Say what is across, and what is up."""
+    axes.set_xlabel(x, fontsize=10, color=INK)
+    axes.set_ylabel(y, fontsize=10, color=INK)
+
+
+def say(axes: Axes, words: str, at: Point, shift: Point, **how: Any) -> Annotation:
+    """Words beside a point, `shift` away in points, on white. how: of the text."""
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8}
+    places: dict[str, Any] = {"xytext": shift, "textcoords": "offset points"}
+    return axes.annotate(words, at, **places, fontsize=9, bbox=box, zorder=9, **how)
+
+
 def dashed(axes: Axes, level: float, zorder: float = 2) -> Line2D:
     """A dashed line across the axes."""
     line = axes.axhline(level, color=BOUND, linewidth=1.2, zorder=zorder)
@@ -96,12 +112,18 @@ def set_title(figure: Figure, left: float, title: str, facts: str) -> None:
     figure.text(left, 1 - 0.61 * inch, facts, fontsize=9.5, color=MUTED)
 
 
-def set_legend(figure: Figure, left: float, handles: Sequence[Artist]) -> None:
-    """A legend in one row along the lower edge, clear of the data."""
+def set_legend(
+    figure: Figure,
+    left: float,
+    handles: Sequence[Artist],
+    loc: str = "lower left",
+    y: float = 0.015,
+) -> None:
+    """A legend in one row, by default along the lower edge, clear of the data."""
     figure.legend(
         handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(left - 0.008, 0.015),
+        loc=loc,
+        bbox_to_anchor=(left - 0.008, y),
         ncols=len(handles),
         fontsize=9,
         frameon=False,
@@ -175,15 +197,6 @@ def mark_peak(
     arrow.set_clip_on(False)
     part = at[0] / axes.get_xlim()[1]
     left, right = part < edge, part > 1 - edge
-    return axes.annotate(
-        words,
-        at,
-        xytext=(3 if left else -3 if right else 0, 7),
-        textcoords="offset points",
-        ha="left" if left else "right" if right else "center",
-        fontsize=9,
-        fontweight="bold",
-        color=color,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
-        zorder=9,
-    )
+    align = "left" if left else "right" if right else "center"
+    shift = 3 if left else -3 if right else 0, 7
+    return say(axes, words, at, shift, ha=align, fontweight="bold", color=color)

@@ -16,8 +16,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from memplan.arrays import Float64Array
-from memplan.errors import InputError
+from memplan.core.plan import Plan
+from memplan.errors import InputError, UsageError
 from memplan.plotting import style
+from memplan.plotting.packing import packing
 from memplan.text import printable
 from memplan.trace.lives import lives_of
 from memplan.trace.sites import first_of_user
@@ -34,29 +36,12 @@ _BOX = (0.085, 0.19, 0.885, 0.64)
 _UNITS = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
 
 
-def timeline(
-    times_s: Float64Array,
-    live_bytes: Float64Array,
-    marks_s: Float64Array,
-    title: str = "",
-    *,
-    persistent: Float64Array | None = None,
-    failure: Failure | None = None,
-) -> Figure:
+def timeline(run: Run, title: str = "") -> Figure:
     """The picture of a run's live bytes.
-
-    times_s: seconds, ascending, shape (m,). live_bytes: bytes alive from each time
-    to the next, shape (m,). marks_s: seconds at which steps 1, 2, ... begin,
-    ascending; step 0 is what comes before. persistent: those of the live bytes that
-    outlive steps, shape (m,); the rest is transient. failure: a request that failed,
-    which is marked.
 
     Where half of the events come at once, as the steps after a long start do, the axis
     counts events: of seconds there would be a sliver to see.
-
-    Raises InputError if there is nothing to draw.
     """
-    run = _Run.of(times_s, live_bytes, marks_s, persistent)
     with style.settled():
         figure = Figure(figsize=(12, 5.4), facecolor="white")
         axes = style.bare_axes(figure, _BOX)
@@ -65,10 +50,9 @@ def timeline(
         _draw_areas(axes, run)
         _draw_steps(axes, run)
         _draw_peak(axes, run)
-        if failure is not None:
-            _draw_failure(axes, run, failure)
-        axes.set_xlabel(run.axis, fontsize=10, color=style.INK)
-        axes.set_ylabel("live bytes", fontsize=10, color=style.INK)
+        if run.failure is not None:
+            _draw_failure(axes, run, run.failure)
+        style.name_axes(axes, run.axis, "live bytes")
         style.set_title(figure, _BOX[0], title or "live bytes", _facts(run))
         _draw_legend(figure, run)
     return figure
@@ -84,37 +68,36 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A checked run: seconds from its begin, and bytes. persistent: shape (m,). marks:
-    those within it, of `steps` in all."""
+class Run:
+    """Live bytes over seconds. Raises InputError if there are none.
 
-    begin: float
+    times: of the events, ascending, shape (m,). live: bytes alive from each time to the
+    next, shape (m,). marks: where steps 1, 2, ... begin, ascending; step 0 is what
+    comes before. persistent: those of the live bytes that outlive steps, shape (m,);
+    the rest is transient. failure: a request that failed.
+    """
+
     times: Float64Array
     live: Float64Array
     marks: Float64Array
-    persistent: Float64Array | None
-    steps: int
+    persistent: Float64Array | None = None
+    failure: Failure | None = None
 
-    @classmethod
-    def of(
-        cls,
-        times: Float64Array,
-        live: Float64Array,
-        marks: Float64Array,
-        persistent: Float64Array | None,
-    ) -> _Run:
-        if not len(times):
+    def __post_init__(self) -> None:
+        if not len(self.times):
             raise InputError("there are no events, so there is nothing to draw")
-        begin = times[0]
-        inside = marks[(marks >= begin) & (marks <= times[-1])]
-        return cls(
-            float(begin), times - begin, live, inside - begin, persistent, len(marks)
-        )
+
+    @property
+    def marks_within(self) -> Float64Array:
+        """The marks from the first event to the last."""
+        first, last = self.times[[0, -1]]
+        found: Float64Array = self.marks[(self.marks >= first) & (self.marks <= last)]
+        return found
 
     @property
     def span(self) -> float:
         """Seconds from the first event to the last; something to draw, if nought."""
-        return float(self.times[-1]) or 1e-6
+        return float(self.times[-1] - self.times[0]) or 1e-6
 
     @property
     def axis(self) -> str:
@@ -128,16 +111,15 @@ class _Run:
     @property
     def width(self) -> float:
         """Where the axis ends."""
-        return self.x(self.span) if self.half is None else float(len(self.times))
-
-    def x(self, seconds: float) -> float:
-        """Where a moment is on the axis."""
-        return float(self.xs(np.array([seconds]))[0])
+        if self.half is not None:
+            return float(len(self.times))
+        return self.span * self._unit[1]
 
     def xs(self, seconds: Float64Array) -> Float64Array:
         """Where moments are on the axis, of the same shape."""
+        since = seconds - float(self.times[0])
         if self.half is None:
-            return seconds * self._unit[1]
+            return since * self._unit[1]
         return np.searchsorted(self.times, seconds).astype(np.float64)
 
     def events(self) -> Float64Array:
@@ -166,7 +148,7 @@ class _Run:
         return float(self.live.max())
 
 
-def _draw_areas(axes: Axes, run: _Run) -> None:
+def _draw_areas(axes: Axes, run: Run) -> None:
     areas = [(run.live, style.SHORT_TO_LONG[1])]
     if run.persistent is not None:
         areas.append((run.persistent, style.SHORT_TO_LONG[3]))
@@ -174,29 +156,26 @@ def _draw_areas(axes: Axes, run: _Run) -> None:
         x, y = _drawn(run, values)
         axes.fill_between(x, y, step="post", color=color, linewidth=0, zorder=order)
     few = len(run.times) <= OUTLINED
-    axes.plot(
-        *_drawn(run, run.live),
-        drawstyle="steps-post",
-        color=style.INK if few else style.SHORT_TO_LONG[1],
-        linewidth=0.8 if few else 0.3,
-        zorder=3 if few else 1,
-    )
+    (line,) = axes.plot(*_drawn(run, run.live), drawstyle="steps-post")
+    line.set_color(style.INK if few else style.SHORT_TO_LONG[1])
+    line.set(linewidth=0.8 if few else 0.3, zorder=3 if few else 1)
 
 
-def _drawn(run: _Run, values: Float64Array) -> tuple[Float64Array, Float64Array]:
+def _drawn(run: Run, values: Float64Array) -> tuple[Float64Array, Float64Array]:
     """Where a curve's points are, up to the end of the run, and their values."""
     x, y = style.thinned(run.events(), values)
     return np.append(x, run.width), np.append(y, y[-1])
 
 
-def _draw_steps(axes: Axes, run: _Run) -> None:
+def _draw_steps(axes: Axes, run: Run) -> None:
     """A line where each step begins, and the step's number above it."""
-    count = len(run.marks)
+    marks = run.marks_within
+    count = len(marks)
     if not count:
         return
     every = _stride(count)
     steps = np.arange(every, count + 1, every)  # step k begins at mark k - 1
-    begins = run.xs(run.marks[steps - 1])
+    begins = run.xs(marks[steps - 1])
     high = axes.get_xaxis_transform()
     lines = axes.vlines(begins, 0, 1, transform=high, colors=style.MUTED, zorder=4)
     lines.set(linewidth=0.7, linestyle=(0, (2, 2)), gid="steps")
@@ -219,45 +198,35 @@ def _stride(count: int) -> int:
     return next(k * unit for k in (1, 2, 5) if count <= k * unit * MAX_MARKS)
 
 
-def _draw_peak(axes: Axes, run: _Run) -> None:
+def _draw_peak(axes: Axes, run: Run) -> None:
     place = int(np.argmax(run.live))
-    when = format_seconds(float(run.times[place]))
+    when = format_seconds(float(run.times[place] - run.times[0]))
     words = f"peak {format_bytes(int(run.peak))} at {when}"
     style.mark_peak(axes, (float(run.events()[place]), run.peak), words)
 
 
-def _draw_failure(axes: Axes, run: _Run, failure: Failure) -> None:
+def _draw_failure(axes: Axes, run: Run, failure: Failure) -> None:
     """A cross where the curve was when the request failed, and its size and site."""
-    when = min(max(failure.seconds - run.begin, 0.0), run.span)
+    when = min(max(failure.seconds, run.times[0]), run.times[-1])
     at = int(np.searchsorted(run.times, when, side="right")) - 1
-    live, x = float(run.live[max(at, 0)]), run.x(when)
+    live, x = float(run.live[max(at, 0)]), float(run.xs(np.array([when]))[0])
     (cross,) = axes.plot([x], [live], marker="X", color=style.BOUND, zorder=9, ms=9)
     cross.set(clip_on=False, gid="failure")
     words = f"{format_bytes(failure.requested_bytes)} could not be had"
     if failure.site:
         words += f"\n{printable(failure.site)}"
     late = x > 0.5 * run.width
-    axes.annotate(
-        words,
-        (x, live),
-        xytext=(-9 if late else 9, -14),
-        textcoords="offset points",
-        ha="right" if late else "left",
-        va="top",
-        fontsize=9,
-        color=style.BOUND,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
-        zorder=9,
-    )
+    shift, align = (-9 if late else 9, -14), "right" if late else "left"
+    style.say(axes, words, (x, live), shift, ha=align, va="top", color=style.BOUND)
 
 
-def _facts(run: _Run) -> str:
+def _facts(run: Run) -> str:
     count = len(run.times)
     facts = ["1 allocation" if count == 1 else f"{count:,} allocations and frees"]
     if len(run.times) > 1:
-        facts.append(format_seconds(float(run.times[-1])))
-    if run.steps:
-        facts.append(f"{run.steps:,} step{'s' * (run.steps != 1)}")
+        facts.append(format_seconds(float(run.times[-1] - run.times[0])))
+    if steps := len(run.marks):
+        facts.append(f"{steps:,} step{'s' * (steps != 1)}")
     facts.append(f"peak {format_bytes(int(run.peak))}")
     if run.persistent is not None:
         base = int(run.persistent[int(np.argmax(run.live))])
@@ -265,25 +234,24 @@ def _facts(run: _Run) -> str:
     return "  ·  ".join(facts)
 
 
-def _draw_legend(figure: Figure, run: _Run) -> None:
-    live = (
-        "live bytes"
-        if run.persistent is None
-        else "transient: freed in its step or the next"
-    )
-    handles: list[Patch | Line2D] = [
-        Patch(facecolor=style.SHORT_TO_LONG[1], label=live)
-    ]
+def _draw_legend(figure: Figure, run: Run) -> None:
+    labels = ["live bytes"]
     if run.persistent is not None:
-        text = "persistent: outlives steps"
-        handles.append(Patch(facecolor=style.SHORT_TO_LONG[3], label=text))
-    if len(run.marks):
-        every = _stride(len(run.marks))
+        labels = [
+            "transient: freed in its step or the next",
+            "persistent: outlives steps",
+        ]
+    colours = style.SHORT_TO_LONG[1::2]
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=colour, label=label)
+        for colour, label in zip(colours, labels, strict=False)
+    ]
+    if count := len(run.marks_within):
+        every = _stride(count)
         text = "a step begins" if every == 1 else f"every {every}th step begins"
         text = text.replace("2th", "2nd")
-        line = Line2D(
-            [], [], color=style.MUTED, linewidth=0.9, linestyle=(0, (2, 2)), label=text
-        )
+        line = Line2D([], [], color=style.MUTED, linewidth=0.9, label=text)
+        line.set_linestyle((0, (2, 2)))
         handles.append(line)
     style.set_legend(figure, _BOX[0], handles)
 
@@ -300,14 +268,10 @@ def memory(trace: Trace, title: str = "") -> Figure:
     if lives.steps > 1:
         kept = lives.live_of(np.where(outlives(lives), lives.size, 0))
         persistent = kept[lives.tick_row].astype(float)
-    return timeline(
-        time[lives.tick_row],
-        lives.live_bytes[lives.tick_row].astype(float),
-        time[lives.bounds],
-        title or trace.info.program.script,
-        persistent=persistent,
-        failure=_failure(trace, time),
-    )
+    live = lives.live_bytes[lives.tick_row].astype(float)
+    times, marks = time[lives.tick_row], time[lives.bounds]
+    run = Run(times, live, marks, persistent, _failure(trace, time))
+    return timeline(run, title or trace.info.program.script)
 
 
 def _failure(trace: Trace, time_s: Float64Array) -> Failure | None:
@@ -321,3 +285,16 @@ def _failure(trace: Trace, time_s: Float64Array) -> Failure | None:
     site = f"{PurePath(frame.filename).name}:{frame.line} {frame.name}".rstrip()
     requested = int(events.requested_size[row])
     return Failure(float(time_s[row]), requested, site if frame.filename else "")
+
+
+def plot(source: Trace | Plan, title: str = "") -> Figure:
+    """A Trace's memory over time, or a Plan's packing, as a matplotlib Figure.
+
+    It has a `savefig`, and notebooks show it. title: the program's name unless given.
+    Raises UsageError for anything else, InputError where there is nothing to draw.
+    """
+    if isinstance(source, Trace):
+        return memory(source, title)
+    if isinstance(source, Plan):
+        return packing(source, title)
+    raise UsageError(f"plot: {type(source).__name__} is neither a Trace nor a Plan")

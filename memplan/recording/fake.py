@@ -41,7 +41,7 @@ from memplan.recording.shim import require_torch, watch_fake_modes
 from memplan.recording.sites import foreign_files
 from memplan.recording.usage import StepClock, run_stats
 from memplan.trace.importers.snapshot_history import GRANULARITY
-from memplan.trace.pieces import Summary
+from memplan.trace.lives import Summary
 from memplan.trace.recovery import Written
 from memplan.trace.reserved import ran_out
 from memplan.trace.stacks import NO_STACK, Frame, StackTable

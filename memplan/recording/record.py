@@ -30,7 +30,7 @@ from memplan.recording.fake import FakeEvents
 from memplan.recording.options import DEFAULTS, Device, RecordOptions, Stacks, Steps
 from memplan.recording.shim import require_torch
 from memplan.trace.importers.snapshot import devices_of
-from memplan.trace.pieces import Summary
+from memplan.trace.lives import Summary
 from memplan.trace.read import read_trace
 from memplan.trace.recovery import Written
 from memplan.trace.trace import Mark, Trace

@@ -27,8 +27,8 @@ from memplan.native import _alloc
 from memplan.recording import target
 from memplan.recording.boundary import named_parts
 from memplan.recording.cuda_observer import CudaObserver
-from memplan.trace.category import Category
 from memplan.trace.sites import NO_FILES
+from memplan.trace.trace import Category
 
 # A step gets longer by this multiple of the timed cost of call sites: they evict the
 # program's code and data from the core's caches, and hooks are not timed. Measured as

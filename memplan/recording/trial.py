@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memplan.errors import RecordError
 from memplan.recording.target import Target
 from memplan.scratch import scratch_folder
-from memplan.trace.pieces import Summary
+from memplan.trace.lives import Summary
 from memplan.trace.read import read_trace
 from memplan.trace.reserved import most_reserved, ran_out
 

@@ -64,16 +64,21 @@ def check(source: Trace | Plan, limits: Limits) -> Verdict:
     A trace in which a request failed does not pass: its program needed more than it
     got, and how much is not known.
     """
-    _alike(source, limits.baseline)
+    base, is_plan = limits.baseline, isinstance(source, Plan)
+    if base is not None and is_plan != isinstance(base, Plan):
+        raise UsageError(
+            "a plan's arena is without what is persistent, a trace's is with it; give "
+            "a trace a trace as its baseline, and a plan a plan"
+        )
     stats = None if isinstance(source, Plan) else summarize(source)
     what, value = _value(source, stats, limits.of)
     bounds = []
     if limits.most is not None:
         bounds.append((limits.most, format_bytes(limits.most), False))
-    if limits.baseline is not None:
-        base = _value(limits.baseline, None, limits.of)[1]
-        allowed = base + int(base * limits.tolerance)
-        name = f"the baseline's {format_bytes(base)}"
+    if base is not None:
+        before = _value(base, None, limits.of)[1]
+        allowed = before + int(before * limits.tolerance)
+        name = f"the baseline's {format_bytes(before)}"
         if limits.tolerance:
             name += f" and {100 * limits.tolerance:.3g} % of it"
         bounds.append((allowed, name, True))
@@ -82,7 +87,7 @@ def check(source: Trace | Plan, limits: Limits) -> Verdict:
         return _failed(stats.oom, least)
     for limit, name, against_base in bounds:
         if value > limit:
-            site = _site(source, stats, limits.baseline if against_base else None)
+            site = _site(source, stats, base if against_base else None)
             most = "most of it" if against_base else "most"
             message = _above(what, value, limit, name) + _where(most, site)
             return Verdict(False, message, value, limit, site)
@@ -94,13 +99,11 @@ def check(source: Trace | Plan, limits: Limits) -> Verdict:
     text = f"{what} {format_bytes(value)}"
     if least is not None:
         text += f", limit {format_bytes(least)}"
-    if isinstance(source, Trace) and not _whole(source):
+    if isinstance(source, Trace) and not (
+        source.info.complete and not source.info.dropped_events
+    ):
         text += "; as far as it was recorded, which is not to the end"
     return Verdict(True, text, value, least, None)
-
-
-def _whole(trace: Trace) -> bool:
-    return trace.info.complete and not trace.info.dropped_events
 
 
 def _failed(oom: OutOfMemory, limit: int | None) -> Verdict:
@@ -110,16 +113,6 @@ def _failed(oom: OutOfMemory, limit: int | None) -> Verdict:
         f"live{_where('asked for', oom.site)}"
     )
     return Verdict(False, message, live + asked, limit, oom.site)
-
-
-def _alike(source: Trace | Plan, baseline: Trace | Plan | None) -> None:
-    """A plan's arena lacks what is persistent, which a trace's peak has in it."""
-    if baseline is None or isinstance(source, Plan) == isinstance(baseline, Plan):
-        return
-    raise UsageError(
-        "a plan's arena is without what is persistent, a trace's is with it; give a "
-        "trace a trace as its baseline, and a plan a plan"
-    )
 
 
 def _value(source: Trace | Plan, stats: Stats | None, of: Of) -> tuple[str, int]:

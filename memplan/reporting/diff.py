@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from memplan.reporting.live import Live
 from memplan.reporting.stats import Stats, summarize
-from memplan.trace.category import Category
 from memplan.trace.sites import Site
-from memplan.trace.trace import Trace
+from memplan.trace.trace import Category, Trace
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,11 @@ def _asked(buffers: Lives, size: Int64Array) -> Int64Array:
 
 def _growth(height: Int64Array) -> float:
     """Bytes a step by which it grows; 0 if it does not, on the whole and to the end."""
-    return _median_slope(height) if _grows(height) else 0.0
+    if not _grows(height):
+        return 0.0
+    # Of long distances, so that steps that add nothing count, too.
+    half = len(height) // 2
+    return float(np.median((height[half:] - height[: len(height) - half]) / half))
 
 
 def _grows(height: Int64Array) -> bool:
@@ -133,9 +137,3 @@ def _trend(height: Int64Array) -> float:
     pairs = np.triu(later, 1)
     counted = np.count_nonzero(pairs)
     return float(pairs.sum()) / counted if counted else 0.0
-
-
-def _median_slope(height: Int64Array) -> float:
-    """Bytes a step: of long distances, so that steps that add nothing count, too."""
-    half = len(height) // 2
-    return float(np.median((height[half:] - height[: len(height) - half]) / half))

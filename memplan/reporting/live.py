@@ -12,9 +12,9 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.errors import UsageError
-from memplan.trace.category import Category
 from memplan.trace.lives import Lives
 from memplan.trace.sites import Site
+from memplan.trace.trace import Category
 
 By = Literal["line", "function", "module", "op", "category", "size", "step"]
 UNKNOWN = "unknown"
@@ -102,8 +102,7 @@ def live_at(buffers: Lives, at: str = "peak") -> Live:
     step's number, as in "3": the moment in that step when the most is live. Raises
     UsageError for what is none of these, or not in the trace.
     """
-    row = _row(buffers, at)
-    return Live(buffers, row, buffers.live_rows(row))
+    return live_after(buffers, _row(buffers, at))
 
 
 def live_after(buffers: Lives, row: int) -> Live:
@@ -127,9 +126,8 @@ def _row(buffers: Lives, at: str) -> int:
         return begin + int(np.argmax(buffers.live_bytes[begin:end]))
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(s|ms|us|µs)?", at)
     if match is None:
-        raise UsageError(
-            f"--at {at}: write peak, seconds as in 1.5s, or a step's number"
-        )
+        form = "write peak, seconds as in 1.5s, or a step's number"
+        raise UsageError(f"--at {at}: {form}")
     seconds = float(match[1]) * {"ms": 1e-3, "us": 1e-6, "µs": 1e-6}.get(match[2], 1.0)
     last = float(buffers.time_s[-1])
     if seconds > last:

@@ -112,12 +112,8 @@ def _most_reserved(trace: Trace, at: Live) -> MostReserved | None:
         return None
     row = int(np.argmax(reserved))
     when = float(at.buffers.time_s[row])
-    return MostReserved(int(reserved[row]), when, _reserved(trace, at))
-
-
-def _reserved(trace: Trace, live: Live) -> Reserved:
-    """With the blocks that are known to be live: to match frees anew takes a sort."""
-    return reserved_at(trace.events, live.row, live.buffers.row[live.chosen])
+    held = reserved_at(trace.events, at.row, at.buffers.row[at.chosen])
+    return MostReserved(int(reserved[row]), when, held)
 
 
 def _out_of_memory(trace: Trace, buffers: Lives) -> OutOfMemory | None:
@@ -127,8 +123,9 @@ def _out_of_memory(trace: Trace, buffers: Lives) -> OutOfMemory | None:
         return None
     row = int(rows[-1])
     on_gpu = trace.info.device == "cuda"
-    live = live_after(buffers, row)
-    held = on_gpu and reserved_bytes(events).any()
+    live, held = live_after(buffers, row), None
+    if on_gpu and reserved_bytes(events).any():
+        held = reserved_at(events, row, buffers.row[live.chosen])
     return OutOfMemory(
         int(events.requested_size[row]),
         site_of(trace.stacks, int(events.stack[row])),
@@ -136,5 +133,5 @@ def _out_of_memory(trace: Trace, buffers: Lives) -> OutOfMemory | None:
         float(buffers.time_s[row]),
         len(rows),
         free=int(events.address[row]) if on_gpu else 0,
-        reserved=_reserved(trace, live) if held else None,
+        reserved=held,
     )

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from memplan.arrays import BoolArray, Int64Array
 from memplan.errors import FormatError
 from memplan.files import PathLike
-from memplan.trace.category import Category
-from memplan.trace.trace import Action, Columns, Mark
+from memplan.trace.trace import Action, Category, Columns, Mark
 
 MAX_EVENTS = 200_000_000
 
@@ -83,11 +82,8 @@ def check_events(path: PathLike, events: Columns, stacks: int) -> None:
 def check_count(path: PathLike, count: int) -> None:
     """Raise FormatError if `count` events are more than any reader takes."""
     if count > MAX_EVENTS:
-        raise FormatError(
-            path,
-            f"{count} events, more than the limit of {MAX_EVENTS}",
-            "record fewer steps",
-        )
+        problem = f"{count} events, more than the limit of {MAX_EVENTS}"
+        raise FormatError(path, problem, "record fewer steps")
 
 
 def check_index(
@@ -122,17 +118,11 @@ def _rules(
     yield "requested_size", code, "unknown category code {value}"
     yield "requested_size", events.requested_size < 0, "{value} bytes, a negative size"
     yield "time_ns", events.time_ns < 0, "{value} is negative"
-    yield (
-        "time_ns",
-        earlier,
-        "{value} is earlier than the event before it in the same thread",
-    )
+    late = "{value} is earlier than the event before it in the same thread"
+    yield "time_ns", earlier, late
     yield "stack", events.stack < -1, "{value} is neither an index nor -1"
-    yield (
-        "stack",
-        events.stack >= stacks,
-        "no stack {value} in the table of {stacks} stacks",
-    )
+    unknown = "no stack {value} in the table of {stacks} stacks"
+    yield "stack", events.stack >= stacks, unknown
 
 
 def _earlier(time_ns: Int64Array, thread: npt.NDArray[np.int32]) -> BoolArray:

@@ -26,7 +26,6 @@ from memplan.trace.info import encode_metadata, from_metadata
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
 _REMEDY = "the file may be cut off"
-_READ_BYTES = 1 << 20
 _ROWS_AT_A_TIME = 1 << 16
 _NAMES: dict[str, type[Action] | type[Mark]] = {"action": Action, "mark": Mark}
 
@@ -101,29 +100,20 @@ def _pieces(
         yield (b"," if start else b"") + ",".join(texts).encode()
 
 
-def _decompress(file: Opened, limit: int) -> bytearray:
+def _decompress(file: Opened, limit: int) -> bytes:
     """What the gzip file holds, given up as soon as that is more than `limit` bytes."""
-    path, machine, data = file.path, zlib.decompressobj(wbits=31), bytearray()
     try:
-        while not machine.eof:
-            read = machine.unconsumed_tail or file.stream.read(_READ_BYTES)
-            part = machine.decompress(read, _READ_BYTES)
-            if not read and not part and not machine.eof:
-                raise FormatError(
-                    path, "the compressed data is cut off", "record it again"
-                )
-            data += part
-            if len(data) > limit:
-                raise FormatError(
-                    path,
-                    f"it decompresses to more than {limit} bytes",
-                    "use Parquet for a trace of this size",
-                )
-    except zlib.error as error:
-        raise FormatError(path, f"damaged gzip data ({error})") from None
-    rest = len(machine.unused_data) + len(file.stream.read())
-    if rest:
-        raise FormatError(path, f"{rest} bytes after the gzip data")
+        with gzip.GzipFile(fileobj=file.stream) as packed:
+            data = packed.read(limit + 1)
+    except EOFError:
+        problem = "the compressed data is cut off"
+        raise FormatError(file.path, problem, "record it again") from None
+    except (OSError, zlib.error) as error:
+        raise FormatError(file.path, f"damaged gzip data ({error})") from None
+    if len(data) > limit:
+        problem = f"it decompresses to more than {limit} bytes"
+        remedy = "use Parquet for a trace of this size"
+        raise FormatError(file.path, problem, remedy)
     return data
 
 

@@ -41,11 +41,8 @@ def encode_metadata(path: PathLike, trace: Trace) -> bytes:
     _info(path, json.loads(json.dumps(asdict(trace.info))))
     data = json.dumps(to_metadata(trace), separators=(",", ":"))
     if len(data) > MAX_METADATA_BYTES:
-        raise FormatError(
-            path,
-            f"the stack table takes {len(data)} bytes of {MAX_METADATA_BYTES}",
-            "record with fewer stacks",
-        )
+        problem = f"the stack table takes {len(data)} bytes of {MAX_METADATA_BYTES}"
+        raise FormatError(path, problem, "record with fewer stacks")
     return data.encode("ascii")
 
 
@@ -86,11 +83,9 @@ def _check_schema(path: PathLike, entries: dict[str, Any]) -> None:
     if schema == "memplan.plan":
         raise FormatError(path, "this is a plan, not a trace", "name a trace")
     if schema != SCHEMA:
-        raise FormatError(
-            path,
-            f"the schema is {shown(schema)}, not {SCHEMA!r}",
-            "name a trace recorded or imported by memplan",
-        )
+        problem = f"the schema is {shown(schema)}, not {SCHEMA!r}"
+        remedy = "name a trace recorded or imported by memplan"
+        raise FormatError(path, problem, remedy)
     check_version(path, entries, VERSION, "trace")
 
 
@@ -108,13 +103,8 @@ def _stacks_to_json(stacks: StackTable) -> dict[str, object]:
         for module, operator, phase in map(stacks.origin, range(len(stacks))):
             texts = [names.setdefault(n, len(names)) for n in (module, operator)]
             origins.append([*texts, int(phase)])
-    found = {
-        "files": list(files),
-        "names": list(names),
-        "frames": interned,
-        "stacks": table,
-    }
-    return {**found, "origins": origins} if origins else found
+    found = {"files": list(files), "names": list(names), "frames": interned}
+    return {**found, "stacks": table, **({"origins": origins} if origins else {})}
 
 
 def _stacks_from_json(table: Table) -> StackTable:
@@ -155,13 +145,8 @@ def _stacks_from_json(table: Table) -> StackTable:
                 raise FormatError(path, problem)
     if len(origins) > len(columns["stacks"]):
         raise FormatError(path, "stacks_table.origins has more rows than stacks")
-    return StackTable(
-        (
-            tuple(entry(index, "frames") for index in stack)
-            for stack in columns["stacks"]
-        ),
-        origins,
-    )
+    stacks = (tuple(entry(i, "frames") for i in each) for each in columns["stacks"])
+    return StackTable(stacks, origins)
 
 
 def _info(path: PathLike, entries: dict[str, object]) -> TraceInfo:

@@ -7,7 +7,6 @@ for what it says of the run, and once for the events.
 
 from __future__ import annotations
 
-import copy
 import struct
 import zlib
 from collections.abc import Iterator
@@ -25,16 +24,8 @@ from memplan.formats.strictjson import Budget, parse
 from memplan.limits import MAX_INTEGER
 from memplan.trace.check import MAX_EVENTS, EventCheck
 from memplan.trace.info import frame_from_json, from_metadata, origin_from_json
-from memplan.trace.lives import OpenBlocks
-from memplan.trace.pieces import Summary
-from memplan.trace.stacks import (
-    NO_ORIGIN,
-    NO_STACK,
-    Frame,
-    Origin,
-    Stack,
-    StackTable,
-)
+from memplan.trace.lives import OpenBlocks, Summary
+from memplan.trace.stacks import NO_ORIGIN, NO_STACK, Frame, Origin, Stack, StackTable
 from memplan.trace.trace import Action, Columns, TraceInfo
 
 MAGIC = MAGIC_OF[Kind.JOURNAL]
@@ -81,7 +72,8 @@ class Journal:
     def __init__(self, path: PathLike) -> None:
         """Read all but the events.
 
-        Reading stops at the first block that is short, damaged or unknown. Raises
+        Reading stops at the first block that is short, damaged or unknown, or that
+        holds an event no trace may hold. Raises
         FormatError if it is no journal, its first block is not whole, or a newer
         memplan wrote it.
         """
@@ -91,6 +83,7 @@ class Journal:
         self.kept = 0
         self._count = 0  # events
         self._places = _Places()
+        self._check = EventCheck(stacks=0)
         self._blocks = 0
         self._metadata: dict[str, Any] = {}
         self._begun = TraceInfo(complete=False)
@@ -107,11 +100,8 @@ class Journal:
             except _StopReading as stop:
                 self.reason = str(stop)
         if not self._metadata:
-            raise FormatError(
-                path,
-                f"nothing to recover: {self.reason or 'it holds no block'}",
-                "record again",
-            )
+            problem = f"nothing to recover: {self.reason or 'it holds no block'}"
+            raise FormatError(path, problem, "record again")
         self.stacks = StackTable(self._stacks, self._origins)
 
     @property
@@ -136,62 +126,42 @@ class Journal:
     def pieces(self, device: int | None = None) -> Iterator[Columns]:
         """The CPU's events, or those of a GPU, some at a time; to be called once.
 
-        Frees get the size of the allocation they end; a stack that was lost becomes
-        -1. Ends before the first block that holds an event no trace may hold; `kept`,
-        `reason` and `info` tell of that afterwards.
+        Frees get the size of the allocation they end; a stack that was lost becomes -1.
         """
-        check, live = EventCheck(len(self.stacks)), OpenBlocks()
-        for batch in self._batches():
-            blocks, fault = batch, None
-            while blocks:
-                after = copy.copy(live)
-                rows = np.concatenate([rows for _, rows in blocks])
-                events, freed = self._events(rows, after)
-                found = check.fault(events)
-                if found is None:
-                    live = after
-                    chosen = self._places.chosen(rows, device)
-                    if chosen is not None:
-                        events, freed = events.take(chosen), freed[chosen]
-                    self.summary.add(events, freed)
-                    yield events
-                    break
-                fault = found
-                ends = np.cumsum([len(rows) for _, rows in blocks])
-                block = int(np.searchsorted(ends, fault.row - check.rows, "right"))
-                self.kept = blocks[block][0]
-                blocks = blocks[:block]
-            if fault is not None:
-                self.reason, self._ended = f"an unsound event: {fault}", None
-                return
+        live = OpenBlocks()
+        for rows in self._batches():
+            events = self._events(rows)
+            freed = live.freed(events)
+            size = np.where(freed >= 0, freed, events.size)
+            stack = rows["stack"].astype(np.int32)
+            stack[(stack < 0) | (stack >= len(self.stacks))] = NO_STACK
+            events = replace(events, size=size, requested_size=size, stack=stack)
+            chosen = self._places.chosen(rows, device)
+            if chosen is not None:
+                events, freed = events.take(chosen), freed[chosen]
+            self.summary.add(events, freed)
+            yield events
 
-    def _batches(self) -> Iterator[list[tuple[int, _Rows]]]:
-        """Blocks of events, some at a time, each with its place in the file."""
-        batch: list[tuple[int, _Rows]] = []
-        count = 0
+    def _batches(self) -> Iterator[_Rows]:
+        """Rows of events, some blocks at a time."""
+        batch: list[_Rows] = []
         with open_input(self.path, _MAX_BYTES) as (stream, _):
             try:
-                for kind, payload, at, _ in _blocks(self.path, stream, self.kept):
+                for kind, payload, _, _ in _blocks(self.path, stream, self.kept):
                     if kind == EVENTS:
-                        batch.append((at, np.frombuffer(payload, dtype=ROW)))
-                        count += len(batch[-1][1])
-                    if count >= _PIECE_ROWS:
-                        yield batch
-                        batch, count = [], 0
+                        batch.append(np.frombuffer(payload, dtype=ROW))
+                    if sum(map(len, batch)) >= _PIECE_ROWS:
+                        yield np.concatenate(batch)
+                        batch = []
             except _StopReading as stop:  # and it was sound a moment ago
                 raise FormatError(self.path, f"it is being changed: {stop}") from None
         if batch:
-            yield batch
+            yield np.concatenate(batch)
 
-    def _events(self, rows: _Rows, live: OpenBlocks) -> tuple[Columns, Int64Array]:
-        """The events in some rows, and what each of them frees."""
-        stack = rows["stack"].astype(np.int32)
-        stack[(stack < 0) | (stack >= len(self.stacks))] = NO_STACK
+    def _events(self, rows: _Rows) -> Columns:
+        """The events in some rows, without their stacks."""
         columns = {name: rows[name] for name in COLUMNS} | self._places.columns(rows)
-        events = Columns.of(**columns, requested_size=columns["size"], stack=stack)
-        freed = live.freed(events)
-        size = np.where(freed >= 0, freed, events.size)
-        return replace(events, size=size, requested_size=size), freed
+        return Columns.of(**columns, requested_size=columns["size"])
 
     def _take(self, kind: int, payload: bytes, at: int) -> None:
         """Note the block at file offset `at`; _StopReading if it is not sound."""
@@ -231,6 +201,8 @@ class Journal:
             raise _StopReading(f"more than {MAX_EVENTS} events, from byte {at}")
         if problem := self._places.note(rows):
             raise _StopReading(f"the block at byte {at} {problem}")
+        if fault := self._check.fault(self._events(rows)):
+            raise _StopReading(f"an unsound event: {fault}")
 
     def _take_stacks(self, payload: bytes) -> None:
         # A file name cut within a character must not cost the events that follow.
@@ -242,14 +214,12 @@ class Journal:
             origin = NO_ORIGIN
             if "origin" in entries:
                 origin = origin_from_json(self.path, entries["origin"])
-            self._stacks.append(self._stack(entries.get("frames")))
+            if not isinstance(entries.get("frames"), list):
+                raise FormatError(self.path, "a stack is not a list")
+            frames = [frame_from_json(self.path, frame) for frame in entries["frames"]]
+            known = tuple(self._frames.setdefault(frame, frame) for frame in frames)
+            self._stacks.append(known)
             self._origins.append(origin)
-
-    def _stack(self, value: object) -> Stack:
-        if not isinstance(value, list):
-            raise FormatError(self.path, "a stack is not a list")
-        frames = [frame_from_json(self.path, frame) for frame in value]
-        return tuple(self._frames.setdefault(frame, frame) for frame in frames)
 
     def _object(self, payload: bytes) -> dict[str, Any]:
         value = self._parse(payload)

@@ -171,9 +171,8 @@ def _step_number(line: Lives, step: str) -> int:
         raise UsageError(f"--step {step}: write hot, all or a step's number")
     number = int(step)
     if number >= line.steps:
-        raise UsageError(
-            f"--step {step}: the trace has steps 0 to {line.steps - 1} only"
-        )
+        last = line.steps - 1
+        raise UsageError(f"--step {step}: the trace has steps 0 to {last} only")
     return number
 
 
@@ -264,10 +263,8 @@ class _Period:
         """
         upper, lived = self._lives()
         transient = np.flatnonzero(lived <= 1)
-        lower, upper = (
-            (self.line.lower[self.own] - self.begin)[transient],
-            upper[transient],
-        )
+        lower = (self.line.lower[self.own] - self.begin)[transient]
+        upper = upper[transient]
         length = self.end - self.begin
         # A life of a whole period or more meets its own successor: unroll.
         longest = (upper - lower).max(initial=0)
@@ -305,9 +302,8 @@ class _Period:
         passes = 1 if hot.exact else (line.steps - 1 - hot.begin) // hot.period - 1
         for repetition in range(1, passes):
             first = own.start + repetition * self.count
-            if not np.array_equal(
-                line.size[first : first + self.count], line.size[own]
-            ):
+            later_sizes = line.size[first : first + self.count]
+            if not np.array_equal(later_sizes, line.size[own]):
                 break
             later, longer = self._ends(repetition)
             upper, lived = np.maximum(upper, later), np.maximum(lived, longer)

@@ -27,7 +27,6 @@ from memplan.trace.check import (
     check_index,
 )
 from memplan.trace.info import MAX_METADATA_BYTES, encode_metadata, from_metadata
-from memplan.trace.pieces import regrouped
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
 _KEY = b"memplan"
@@ -100,6 +99,28 @@ def write_pieces(
         raise EnvironmentUnfitError(
             f"{path}: cannot be written ({error}); write elsewhere"
         ) from error
+
+
+def regrouped(pieces: Iterable[Columns], rows: int) -> Iterator[Columns]:
+    """The same events in pieces of `rows` each, the last one shorter.
+
+    At least one piece, though it may be empty.
+    """
+    waiting: list[Columns] = []
+    count, given = 0, False
+    for piece in pieces:
+        begin = 0
+        while count + len(piece) - begin >= rows:
+            end = begin + rows - count
+            waiting.append(piece.take(slice(begin, end)))
+            group, waiting = Columns.joined(waiting), []
+            yield group
+            del group  # before the next one is gathered
+            begin, count, given = end, 0, True
+        waiting.append(piece.take(slice(begin, None)))
+        count += len(piece) - begin
+    if count or not given:
+        yield Columns.joined(waiting or [Columns.of()])
 
 
 def read_parquet(source: Input, columns: Collection[str] | None = None) -> Trace:
@@ -189,15 +210,12 @@ def _table(events: Columns, row: int, schema: pa.Schema) -> pa.Table:
 def _metadata(path: PathLike, file: pq.ParquetFile) -> object:
     data = (file.metadata.metadata or {}).get(_KEY)
     if data is None:
-        raise FormatError(
-            path,
-            "a Parquet file without a memplan entry in its metadata",
-            "name a trace recorded or imported by memplan",
-        )
+        problem = "a Parquet file without a memplan entry in its metadata"
+        remedy = "name a trace recorded or imported by memplan"
+        raise FormatError(path, problem, remedy)
     if len(data) > MAX_METADATA_BYTES:
-        raise FormatError(
-            path, f"{len(data)} bytes of metadata, limit {MAX_METADATA_BYTES}"
-        )
+        problem = f"{len(data)} bytes of metadata, limit {MAX_METADATA_BYTES}"
+        raise FormatError(path, problem)
     return parse(data, path)
 
 
@@ -282,9 +300,7 @@ def _codes(path: PathLike, name: str, column: Any, row: int) -> npt.NDArray[np.u
     found: npt.NDArray[np.uint8] = codes[indices]
     if (found == unknown).any():
         at = int(np.argmax(found == unknown))
-        raise FormatError(
-            path,
-            f"row {row + at}, column {name}: {shown(names[indices[at]])} is not known",
-            f"known are {', '.join(known)}",
-        )
+        value = shown(names[indices[at]])
+        problem = f"row {row + at}, column {name}: {value} is not known"
+        raise FormatError(path, problem, f"known are {', '.join(known)}")
     return found

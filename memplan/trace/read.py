@@ -54,15 +54,12 @@ def _read(file: Opened, columns: Collection[str] | None) -> Trace:
 
         return read_parquet(file, columns)
     if file.is_parquet:
-        raise FormatError(
-            file.path, "a plan, not a trace", "name the trace that it was made from"
-        )
+        remedy = "name the trace that it was made from"
+        raise FormatError(file.path, "a plan, not a trace", remedy)
     if file.kind is Kind.JOURNAL:
-        raise FormatError(
-            file.path,
-            "a recording that did not come to its end",
-            f"make a trace of it: memplan recover {shlex.quote(str(file.path))}",
-        )
+        problem = "a recording that did not come to its end"
+        remedy = f"make a trace of it: memplan recover {shlex.quote(str(file.path))}"
+        raise FormatError(file.path, problem, remedy)
     if file.kind is Kind.UNKNOWN:
         raise _no_trace(file)
     from memplan.trace.columnar_json import read_json
@@ -71,8 +68,6 @@ def _read(file: Opened, columns: Collection[str] | None) -> Trace:
 
 
 def _no_trace(file: Opened) -> FormatError:
-    return FormatError(
-        file.path,
-        "neither a Parquet nor a JSON trace, nor a memory snapshot",
-        "name a trace recorded or imported by memplan",
-    )
+    problem = "neither a Parquet nor a JSON trace, nor a memory snapshot"
+    remedy = "name a trace recorded or imported by memplan"
+    return FormatError(file.path, problem, remedy)

@@ -12,7 +12,7 @@ from memplan.files import PathLike
 from memplan.trace.importers.snapshot_history import GRANULARITY
 from memplan.trace.info import encode_metadata
 from memplan.trace.journal import Journal
-from memplan.trace.pieces import Summary
+from memplan.trace.lives import Summary
 from memplan.trace.trace import Columns, Trace, TraceInfo
 from memplan.trace.write import check_suffix, write_trace
 
@@ -101,9 +101,6 @@ def _few(path: PathLike, pieces: Iterator[Columns]) -> Iterator[Columns]:
     for piece in pieces:
         count += len(piece)
         if count > MAX_JSON_EVENTS:
-            raise FormatError(
-                path,
-                f"more than {MAX_JSON_EVENTS} events are too many for JSON",
-                "name a .parquet file with -o",
-            )
+            problem = f"more than {MAX_JSON_EVENTS} events are too many for JSON"
+            raise FormatError(path, problem, "name a .parquet file with -o")
         yield piece

@@ -125,37 +125,47 @@ def _gaps(
 
 def _segments(events: Columns, row: int) -> tuple[_Addresses, _Addresses]:
     """Where the segments after event `row` begin and end, ascending, shape (k,)."""
-    rows = np.flatnonzero(
-        np.isin(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE))
-    )
-    rows = rows[rows <= row]
-    begins: list[int] = []
-    ends: dict[int, int] = {}
+    changes = np.isin(events.action, (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE))
+    rows = np.flatnonzero(changes[: row + 1])
+    segments = Segments()
     columns = (events.action[rows], events.address[rows], events.size[rows])
     for action, address, size in zip(*(c.tolist() for c in columns), strict=True):
-        stop = min(address + size, _MAX_ADDRESS)
-        if ends.get(address) != stop:
-            _cut(begins, ends, address, stop)
-            if action == Action.SEGMENT_ALLOC:
-                insort(begins, address)
-                ends[address] = stop
-        elif action == Action.SEGMENT_FREE:
-            del begins[bisect_right(begins, address) - 1], ends[address]
-    finish = np.array([ends[begin] for begin in begins], dtype=np.uint64)
-    return np.array(begins, dtype=np.uint64), finish
+        change = segments.add if action == Action.SEGMENT_ALLOC else segments.cut
+        change(address, min(address + size, _MAX_ADDRESS))
+    begin, finish = np.array(segments.spans(), dtype=np.uint64).reshape(-1, 2).T
+    return begin, finish
 
 
-def _cut(begins: list[int], ends: dict[int, int], low: int, high: int) -> None:
-    """Take [low, high) out of the segments that reach into it."""
-    at = max(bisect_right(begins, low) - 1, 0)
-    while at < len(begins) and begins[at] < high:
-        begin, end = begins[at], ends[begins[at]]
-        if end <= low:
-            at += 1
-            continue
-        del begins[at], ends[begin]
-        for left, right in ((begin, min(end, low)), (max(begin, high), end)):
-            if left < right:
-                insort(begins, left)
-                ends[left] = right
-                at += left < low
+class Segments:
+    """The stretches of addresses that an allocator holds, as they change."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: dict[int, int] = {}
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each begins and ends, ascending."""
+        return [(begin, self._ends[begin]) for begin in self._begins]
+
+    def add(self, low: int, high: int) -> None:
+        """[low, high) is a segment, and no part of another one."""
+        if self._ends.get(low) != high:
+            self.cut(low, high)
+            insort(self._begins, low)
+            self._ends[low] = high
+
+    def cut(self, low: int, high: int) -> None:
+        """Take [low, high) out of the segments that reach into it."""
+        begins, ends = self._begins, self._ends
+        at = max(bisect_right(begins, low) - 1, 0)
+        while at < len(begins) and begins[at] < high:
+            begin, end = begins[at], ends[begins[at]]
+            if end <= low:
+                at += 1
+                continue
+            del begins[at], ends[begin]
+            for left, right in ((begin, min(end, low)), (max(begin, high), end)):
+                if left < right:
+                    insort(begins, left)
+                    ends[left] = right
+                    at += left < low

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.arrays import Int64Array
-from memplan.trace.category import Category
 from memplan.trace.stacks import Frame, Phase, Stack, StackTable
-from memplan.trace.trace import Action, Columns
+from memplan.trace.trace import Action, Category, Columns
 
 # What says more than what stands after it: a buffer may be labelled more than once.
 _STRONGEST_FIRST = (
@@ -79,15 +78,26 @@ def attribution(
     index = np.full(len(events), -1, dtype=np.int64)
     index[row] = np.arange(len(row))
     stack = events.stack[row].astype(np.int64)
-    table = _SiteTable(stacks)
-    site, phase = table.of_stack[stack], table.phases[stack]
+    known: dict[Site, int] = {}
+    numbers = range(len(stacks))
+    # Of each stack, and last of none, where -1 finds it.
+    found = [*(site_of(stacks, i) for i in numbers), Site()]
+    of_stack = np.array([known.setdefault(each, len(known)) for each in found])
+    phases = np.array([*(stacks.origin(i).phase for i in numbers), 0], dtype=np.uint8)
+    site, phase = of_stack[stack], phases[stack]
     label, block = labels(events)
     ours = index[block] >= 0
     label, buffer = label[ours], index[block[ours]]
-    named = events.stack[label] >= 0
-    table.put_modules(site, buffer[named], events.stack[label][named])
+    # Sites without a module take that of the stack their buffer was labelled with.
+    sites = tuple(known)
+    noted = zip(buffer.tolist(), events.stack[label].tolist(), strict=True)
+    for i, index in {i: index for i, index in noted if index >= 0}.items():
+        module = stacks.origin(index).module
+        if module and not sites[site[i]].module:
+            better = replace(sites[site[i]], module=module)
+            site[i] = known.setdefault(better, len(known))
     category = _categories(phase, row, end, (events.requested_size[label], buffer))
-    return Attribution(category, site, table.sites)
+    return Attribution(category, site, tuple(known))
 
 
 def site_of(stacks: StackTable, index: int) -> Site:
@@ -114,43 +124,6 @@ def _operator(inner: Stack) -> str:
             if match := pattern.search(frame.name, 0, _MOST_NAME):
                 return match[1]
     return ""
-
-
-class _SiteTable:
-    """The distinct sites. of_stack, phases: of each stack its site and phase, and last
-    those of none, where -1 finds them."""
-
-    def __init__(self, stacks: StackTable) -> None:
-        self._stacks = stacks
-        self._known: dict[Site, int] = {}
-        self.of_stack = np.empty(len(stacks) + 1, dtype=np.int64)
-        self.phases = np.zeros(len(stacks) + 1, dtype=np.uint8)
-        for i in range(len(stacks)):
-            self.of_stack[i] = self._number(site_of(stacks, i))
-            self.phases[i] = stacks.origin(i).phase
-        self.of_stack[-1] = self._number(Site())
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """All of them."""
-        return tuple(self._known)
-
-    def put_modules(
-        self, site: Int64Array, buffer: Int64Array, stack: npt.NDArray[np.int32]
-    ) -> None:
-        """Give sites without a module that of the stack their buffer was labelled with.
-
-        site: of every buffer, changed in place. buffer, stack: of each label.
-        """
-        known = self.sites
-        for i, index in dict(zip(buffer.tolist(), stack.tolist(), strict=True)).items():
-            module = self._stacks.origin(index).module
-            old = known[site[i]] if site[i] < len(known) else None
-            if module and old is not None and not old.module:
-                site[i] = self._number(replace(old, module=module))
-
-    def _number(self, site: Site) -> int:
-        return self._known.setdefault(site, len(self._known))
 
 
 def _categories(

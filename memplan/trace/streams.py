@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from memplan.errors import UsageError
 from memplan.trace.trace import Action, Trace
 
 # The columns of a trace that planning looks at.
@@ -28,24 +27,13 @@ def streams_of(trace: Trace) -> dict[int, int]:
     return {int(handles[i]): int(total[i]) for i in order}
 
 
-def on_stream(trace: Trace, stream: int) -> Trace:
-    """The events of one stream (its handle), and all step boundaries.
-
-    Raises UsageError if the trace has no allocation on that stream.
-    """
-    found = streams_of(trace)
-    if stream not in found:
-        listed = ", ".join(map(str, found)) or "none"
-        raise UsageError(f"stream {stream}: the trace has streams {listed}")
-    events = trace.events
-    rows = np.flatnonzero((events.stream == stream) | (events.action == Action.STEP))
-    return replace(trace, events=events.take(rows.astype(np.int64)))
-
-
 def one_stream(trace: Trace) -> Trace:
-    """The events of the default CUDA stream, or of the busiest one: an arena, and so a
-    plan, belongs to one stream. Other streams are served outside it."""
-    streams = streams_of(trace)
+    """The events of the default CUDA stream, or of the busiest one, and all step
+    boundaries: an arena, and so a plan, belongs to one stream. Other streams are served
+    outside it."""
+    streams, events = streams_of(trace), trace.events
     if trace.info.device == "cpu" or len(streams) < 2:
         return trace
-    return on_stream(trace, 0 if 0 in streams else next(iter(streams)))
+    stream = 0 if 0 in streams else next(iter(streams))
+    rows = np.flatnonzero((events.stream == stream) | (events.action == Action.STEP))
+    return replace(trace, events=events.take(rows.astype(np.int64)))

@@ -62,7 +62,10 @@ USAGE = [
     (f"{OPTIMIZE} --ray auto", "--ray is for several"),
     ("blocking network lenet --memory diannao", "'lenet' is no network"),
     ("blocking network alexnet", "give --memory for a hierarchy, or --budget"),
-    ("blocking network alexnet --budget 1m --memory diannao", "give --memory for a"),
+    (
+        "blocking network alexnet --budget 1m --memory diannao",
+        "--memory diannao has its own sizes",
+    ),
     ("blocking network alexnet --budget 1m --ray auto", "--ray is for"),
     ("blocking network alexnet --budget 100", "a budget of 100 bytes"),
     ("blocking network alexnet --budget 1m --levels 9", "--levels"),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from memplan.errors import InputError
-from memplan.plotting.timeline import Failure, memory, timeline
+from memplan.plotting.timeline import Failure, Run, memory, timeline
 from tests.plotting.pictures import axes_of, words
 from tests.reporting.asking import asking
 
@@ -23,10 +23,11 @@ def draw(
     times: npt.ArrayLike,
     live: npt.ArrayLike,
     marks_s: npt.ArrayLike = (),
-    **options: Any,
+    title: str = "",
+    **more: Any,
 ) -> Figure:
     arrays = (np.asarray(each, dtype=float) for each in (times, live, marks_s))
-    return timeline(*arrays, **options)
+    return timeline(Run(*arrays, **more), title)
 
 
 def curve(figure: Figure) -> tuple[list[float], list[float]]:

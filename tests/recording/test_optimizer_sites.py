@@ -15,10 +15,13 @@ from torch import fx, nn  # noqa: E402
 
 import memplan  # noqa: E402
 from memplan.recording.boundary import Boundaries  # noqa: E402
-from memplan.trace.category import Category  # noqa: E402
 from memplan.trace.lives import Lives, lives_of  # noqa: E402
 from memplan.trace.stacks import Phase  # noqa: E402
-from memplan.trace.trace import Action, Trace  # noqa: E402
+from memplan.trace.trace import (  # noqa: E402
+    Action,
+    Category,
+    Trace,
+)
 
 SCRATCH = 5000  # numbers, of what the tests look for
 

@@ -25,6 +25,7 @@ from memplan.errors import (
 from memplan.recording import cuda_history as cuda_room
 from memplan.recording import events as events_room
 from memplan.recording import record as record_room
+from memplan.recording import target
 from memplan.recording.cuda_history import history_arguments
 from memplan.recording.options import RecordOptions
 from memplan.recording.record import Recording
@@ -486,7 +487,7 @@ def recorded(
         devices[1].allocate(BASE + 512, 512, stream=8)
         return 0
 
-    monkeypatch.setattr(record_command, "run", run)
+    monkeypatch.setattr(target, "run", run)
     monkeypatch.chdir(tmp_path)
 
     def record() -> str:

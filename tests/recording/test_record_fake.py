@@ -13,7 +13,7 @@ from memplan.core.bounds import lower_bound
 from memplan.recording.target import Target
 from memplan.recording.trial import Trial
 from memplan.trace.liveness import step_problem
-from memplan.trace.pieces import Summary
+from memplan.trace.lives import Summary
 from memplan.trace.read import read_trace
 from memplan.trace.reserved import most_reserved, ran_out
 from memplan.trace.trace import Trace

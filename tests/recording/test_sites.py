@@ -26,10 +26,13 @@ from memplan.recording import events  # noqa: E402
 from memplan.recording.sites import operator_at  # noqa: E402
 from memplan.reporting.live import live_at  # noqa: E402
 from memplan.reporting.stats import summarize  # noqa: E402
-from memplan.trace.category import Category  # noqa: E402
 from memplan.trace.lives import lives_of  # noqa: E402
 from memplan.trace.stacks import Phase  # noqa: E402
-from memplan.trace.trace import Action, Trace  # noqa: E402
+from memplan.trace.trace import (  # noqa: E402
+    Action,
+    Category,
+    Trace,
+)
 
 
 class Block(nn.Module):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from memplan.trace.category import Category
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
-from memplan.trace.trace import Action, Mark, Trace, TraceInfo
+from memplan.trace.trace import Action, Category, Mark, Trace, TraceInfo
 from tests.programs import events_of
 
 FILE = "/code/train.py"

@@ -9,9 +9,8 @@ import numpy as np
 from memplan.core.plan import Program
 from memplan.core.problem import Problem
 from memplan.solving.bestfit import best_fit
-from memplan.trace.category import Category
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
-from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+from memplan.trace.trace import Action, Category, Columns, Mark, Trace, TraceInfo
 from tests.programs import events_of
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;'\"\u2028"

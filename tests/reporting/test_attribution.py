@@ -10,12 +10,10 @@ import pytest
 import memplan
 from memplan.errors import UsageError
 from memplan.reporting.live import By, live_at
-from memplan.trace.category import Category
-from memplan.trace.lives import lives_of
-from memplan.trace.pieces import Summary
+from memplan.trace.lives import Summary, lives_of
 from memplan.trace.sites import Site, first_of_user, site_of
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
-from memplan.trace.trace import Action, Columns, Mark, Trace
+from memplan.trace.trace import Action, Category, Columns, Mark, Trace
 from tests.conftest import ROOT
 from tests.programs import events_of
 from tests.strategies import examples

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from memplan.errors import FormatError
 from memplan.trace.importers import plain_pickle
-from memplan.trace.importers.plain_pickle import load_plain
+from memplan.trace.importers.plain_pickle import parse_plain, value_of
 
 PROTOCOLS = range(2, 6)
 scalars = (
@@ -34,6 +34,12 @@ plain = st.recursive(
     ),
     max_leaves=30,
 )
+
+
+def load_plain(data: bytes, name: str) -> object:
+    """The value that a pickle stands for."""
+    parsed = parse_plain(data, name)
+    return value_of(parsed, parsed.root)
 
 
 @given(value=plain, protocol=st.sampled_from(PROTOCOLS))

@@ -23,7 +23,7 @@ from memplan.trace.importers.snapshot import (
 from memplan.trace.liveness import step_problem
 from memplan.trace.read import read_trace
 from memplan.trace.reserved import most_reserved, ran_out, reserved_bytes
-from memplan.trace.streams import on_stream, streams_of
+from memplan.trace.streams import one_stream, streams_of
 from memplan.trace.trace import Action, Columns, Mark
 from memplan.trace.write import write_trace
 from tests.conftest import Run
@@ -264,11 +264,9 @@ def test_the_streams_of_a_trace_can_be_told_apart() -> None:
     mark = HistoryMark(Mark.EXPLICIT, device.now + 1)
     trace = from_snapshot(snapshot(device), marks=[mark]).trace
     assert list(streams_of(trace).items()) == [(77, 8192), (0, 512)]
-    side = on_stream(trace, 77)
-    assert side.events.size.tolist() == [8192, 8192, 8192, 0]
+    side = one_stream(trace)  # the default one
+    assert side.events.size.tolist()[:1] == [512]
     assert side.events.action.tolist()[-1] == Action.STEP
-    with pytest.raises(UsageError, match="the trace has streams 77, 0"):
-        on_stream(trace, 5)
 
 
 def test_a_snapshot_that_would_run_code_is_refused(
@@ -317,7 +315,7 @@ def in_segments(segments: object) -> dict[str, Any]:
         (broken(addr=...), "addr: null is not an integer"),
         (broken(size=-1), "size: -1 is not an integer"),
         (broken(size=1 << 63), "size"),
-        (broken(size=1.5), "size"),
+        (broken(size=1.5), "1.5 is not an integer"),
         (broken(stream=-1), "stream"),
         (broken(stream=1 << 63), "stream"),
         (broken(time_us=-1), "time_us"),

@@ -106,8 +106,8 @@ def test_what_follows_the_compressed_data_is_refused(tmp_path):
     path = tmp_path / "t.json.gz"
     write_json(sample(), path)
     data = path.read_bytes()
-    assert "2 bytes after the gzip data" in refusal(path, data + b"{}")
-    assert "bytes after the gzip data" in refusal(path, data + data)
+    assert "damaged gzip data (Not a gzipped file" in refusal(path, data + b"{}")
+    assert "not whole JSON: Extra data" in refusal(path, data + data)
     assert "damaged gzip data" in refusal(path, data[:20] + b"\xff" * 20 + data[40:])
 
 

@@ -26,8 +26,8 @@ from memplan.errors import FormatError, UsageError
 from memplan.trace import journal as journal_room
 from memplan.trace import parquet, recovery
 from memplan.trace.journal import EVENTS, METADATA, STACKS, Journal
-from memplan.trace.lives import Lives, OpenBlocks, lives_of
-from memplan.trace.pieces import Summary, regrouped
+from memplan.trace.lives import Lives, OpenBlocks, Summary, lives_of
+from memplan.trace.parquet import regrouped
 from memplan.trace.read import read_trace
 from memplan.trace.recovery import recover_journal
 from memplan.trace.trace import Action, Columns, Mark, Trace

@@ -14,10 +14,9 @@ import numpy as np
 
 from memplan.core.plan import Program, RunStats
 from memplan.trace import journal
-from memplan.trace.category import Category
 from memplan.trace.info import to_metadata
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
-from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+from memplan.trace.trace import Action, Category, Columns, Mark, Trace, TraceInfo
 from memplan.version import __version__
 
 INFO = TraceInfo(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from memplan.blocking.cost.objective import Codesign
 from memplan.blocking.design.area_curve import area_curve as trace_curve
 from memplan.blocking.nest.array import Datapath
-from memplan.blocking.nest.layer import Layer, parse_layer
+from memplan.blocking.nest.layer import Layer
 from memplan.blocking.plan import CurvePoint
 from memplan.blocking.run.inventory import ModelLayer
 from memplan.blocking.search.result import Options
 from memplan.blocking.search.spatial import search_datapath
 from memplan.cli.blocking import meanings, options, report, results
-from memplan.cli.blocking.meanings import searching
 from memplan.cli.progress import working
-from memplan.files import refuse_overwrite
 from memplan.units import format_bytes
 
 _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of two
@@ -25,9 +21,7 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 
 @click.command("codesign")
 @options.layer
-@options.budget
-@options.precision
-@options.sliding
+@options.own_memories
 @options.unroll_or_auto
 @click.option(
     "--area-curve",
@@ -37,20 +31,13 @@ _LEAST, _MOST = 32 << 10, 16 << 20  # bytes of the curve's budgets, in powers of
 )
 @options.search
 @options.output
-@options.json_
 def command(
-    layer_text: str,
-    budget: str | None,
-    bits: str | None,
-    technology: Path | None,
-    sliding: bool,
+    layer: Layer,
+    objective: Codesign,
     unroll: str,
     area_curve: bool,
-    time_limit: float | None,
-    threads: int | None,
-    output: Path | None,
-    force: bool,
-    json_: bool,
+    how: Options,
+    output: results.Output,
 ) -> None:
     """Find a loop nest and the memories for it together.
 
@@ -61,29 +48,20 @@ def command(
     \b
     Example: memplan blocking codesign --layer conv1 --budget 1MiB
     """
-    layer = parse_layer(layer_text)
-    objective = meanings.own_memories(budget, bits, technology, sliding)
-    if output is not None:
-        refuse_overwrite(output, force)
     datapath = meanings.datapath_or_array(unroll)
-    how = Options(time_limit=time_limit, threads=threads)
-    with searching(how.method) as progress:
+    with meanings.searching(how.method) as progress:
         found = search_datapath(layer, datapath, objective, how, progress)
     curve: tuple[CurvePoint, ...] = ()
     if area_curve and not found.interrupted:
-        most = _MOST if objective.budget is None else objective.budget
-        curve = _curve(layer, datapath, most, how, objective)
+        curve = _curve(layer, datapath, how, objective)
     plan = results.planned([ModelLayer(layer, 1)], [found], objective, curve)
-    results.hand_over(plan, objective, output=output, force=force, json_=json_)
+    results.hand_over(plan, objective, output)
 
 
 def _curve(
-    layer: Layer,
-    unroll: Datapath,
-    most: int,
-    how: Options,
-    objective: Codesign,
+    layer: Layer, unroll: Datapath, how: Options, objective: Codesign
 ) -> tuple[CurvePoint, ...]:
+    most = _MOST if objective.budget is None else objective.budget
     budgets = [_LEAST << i for i in range(64) if _LEAST << i < most] + [most]
     points = []
     with working("area curve") as report_line:

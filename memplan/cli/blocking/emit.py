@@ -8,26 +8,17 @@ from pathlib import Path
 import click
 
 from memplan.blocking.machine.hierarchy import load_hierarchy
-from memplan.blocking.nest.layer import parse_layer
-from memplan.blocking.nest.nest import parse_nest
+from memplan.blocking.nest.nest import Nest
 from memplan.blocking.run.cache import Layout, padded
 from memplan.blocking.run.emit import compiler_flags, emit
 from memplan.cli import arguments, show
-from memplan.cli.blocking import meanings, options
+from memplan.cli.blocking import options
 from memplan.files import STDOUT, refuse_overwrite, write_bytes
 
 
 @click.command("emit")
-@options.layer
-@options.string
-@options.unroll
-@click.option(
-    "--cache",
-    default="xeon-e5645",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="Cache hierarchy for --pad and for blocking the matrix product.",
-)
+@options.nest
+@options.cache("Cache hierarchy for --pad and for blocking the matrix product.")
 @options.pad
 @options.target(
     "--target",
@@ -37,14 +28,7 @@ from memplan.files import STDOUT, refuse_overwrite, write_bytes
 @arguments.output("C++ file to write.  [default: standard output]")
 @arguments.force("the file if it exists")
 def command(
-    layer_text: str,
-    string: str,
-    unroll: str,
-    cache: str,
-    pad: bool,
-    target: str,
-    output: Path | None,
-    force: bool,
+    nest: Nest, cache: str, pad: bool, target: str, output: Path | None, force: bool
 ) -> None:
     """Write a loop nest as one C++ file that computes with floats.
 
@@ -60,9 +44,7 @@ def command(
     Example: memplan blocking emit --layer conv5 --unroll X14,K32 -o conv5.cpp \\
       --string "Fw3 Fh3 C8 X28 Y14 C256 K64 Y28 K512"
     """
-    layer = parse_layer(layer_text)
-    nest = parse_nest(string, layer, meanings.datapath(unroll))
-    hierarchy = load_hierarchy(cache)
+    layer, hierarchy = nest.layer, load_hierarchy(cache)
     layout = padded(layer, Layout.dense(layer), hierarchy) if pad else None
     path = output or STDOUT
     refuse_overwrite(path, force)

@@ -40,30 +40,23 @@ def command(model: str | None, json_: bool) -> None:
         return
     hierarchies = [load_hierarchy(name) for name in presets()]
     if json_:
-        show.as_json(
-            {
-                "schema": "memplan.blocking-layers",
-                "version": 1,
-                "layers": {
-                    name: layer_entry(one) for name, one in PAPER_LAYERS.items()
-                },
-                "networks": {
-                    name: [layer_entry(one) for one in network]
-                    for name, network in NETWORKS.items()
-                },
-                "hierarchies": {one.name: _hierarchy(one) for one in hierarchies},
-            }
-        )
+        networks = NETWORKS.items()
+        entries = {
+            "layers": {name: layer_entry(one) for name, one in PAPER_LAYERS.items()},
+            "networks": {name: list(map(layer_entry, each)) for name, each in networks},
+            "hierarchies": {one.name: _hierarchy(one) for one in hierarchies},
+        }
+        show.as_json(entries, "memplan.blocking-layers")
         return
     columns = ("layer", *DIMS, "stride", "MACs", "elements")
-    rows = [_row(name, layer) for name, layer in PAPER_LAYERS.items()]
-    show.table("Layers, the paper's Table 4", columns, rows)
+    paper = [_row(name, layer) for name, layer in PAPER_LAYERS.items()]
+    show.table("Layers, the paper's Table 4", columns, paper)
     show.line("")
-    networks = []
+    rows = []
     for name, network in NETWORKS.items():
         macs = report.amount(sum(layer.macs for layer in network))
-        networks.append((name, f"{len(network)} layers, {macs} MACs"))
-    show.facts("Networks", networks)
+        rows.append((name, f"{len(network)} layers, {macs} MACs"))
+    show.facts("Networks", rows)
     show.line("")
     show.line("Hierarchies")
     for one in hierarchies:
@@ -79,31 +72,27 @@ def _of_model(text: str, json_: bool) -> None:
         raise UsageError(f"{text!r} is no model: give model.py:factory or model.onnx")
     found = layers_of_source(text)
     if json_:
-        schema = {"schema": "memplan.blocking-model", "version": 1}
         layers = [
             {**layer_entry(one.layer), "count": one.count} for one in found.layers
         ]
-        show.as_json({**schema, **meanings.model_entries(found), "layers": layers})
+        entries = {**meanings.model_entries(found), "layers": layers}
+        show.as_json(entries, "memplan.blocking-model")
         return
-    left_out = [
-        [f"{a.where}: {a.reason}", share_text(found, a)] for a in found.left_out
-    ]
-    facts = [
-        ("multiply-adds", f"{found.macs:,}"),
-        ("in layers", f"{found.counted:,}"),
-        ("checked", meanings.check_text(found)),
-    ]
-    show.facts(f"memplan: {text}", facts)
+    rows = [("multiply-adds", f"{found.macs:,}"), ("in layers", f"{found.counted:,}")]
+    show.facts(f"memplan: {text}", [*rows, ("checked", meanings.check_text(found))])
     for note in found.notes:
         show.note(note)
     show.line("")
     dims = [d for d in DIMS if any(one.layer.size(d) > 1 for one in found.layers)]
     columns = ["layer", *dims, "stride", "runs", "MACs", "share"]
-    rows = [_model_row(found, one, dims) for one in found.layers]
-    show.table("Layers: MACs of one run, the share of all its runs", columns, rows)
-    if left_out:
+    own = [_model_row(found, one, dims) for one in found.layers]
+    show.table("Layers: MACs of one run, the share of all its runs", columns, own)
+    if found.left_out:
         show.line("")
-        show.table("In no layer", ["operation", "multiply-adds"], left_out)
+        pairs = [
+            (f"{a.where}: {a.reason}", share_text(found, a)) for a in found.left_out
+        ]
+        show.table("In no layer", ["operation", "multiply-adds"], pairs)
 
 
 def _model_row(model: ModelLayers, one: ModelLayer, dims: list[str]) -> list[str]:
@@ -125,18 +114,9 @@ def _row(name: str, layer: Layer) -> list[str]:
 
 def _hierarchy(one: Hierarchy) -> dict[str, object]:
     return {
-        "title": one.title,
-        "source": one.source,
-        "dram_pJ": one.dram_pj,
-        "mac_pJ": one.mac_pj,
+        **show.picked(one, "title", "source", dram_pJ="dram_pj", mac_pJ="mac_pj"),
         "levels": [
-            {
-                "name": level.name,
-                "shared_bytes": level.shared,
-                "private_bytes": None
-                if level.private_bytes is None
-                else {t.value: size for t, size in level.private_bytes.items()},
-            }
+            show.picked(level, "name", "private_bytes", shared_bytes="shared")
             for level in one.levels
         ],
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,19 +12,23 @@ from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.machine.hierarchy import load_hierarchy
 from memplan.blocking.machine.technology import FORTY_FIVE, load_technology
 from memplan.blocking.nest.array import Datapath, parse_array
-from memplan.blocking.nest.layer import parse_layer
-from memplan.blocking.nest.nest import parse_unroll
-from memplan.blocking.nest.precision import Precision, parse_precision
+from memplan.blocking.nest.layer import Layer, parse_layer
+from memplan.blocking.nest.nest import Nest, parse_nest, parse_unroll
+from memplan.blocking.nest.precision import FORMATS, Precision
 from memplan.blocking.run.inventory import LeftOut, ModelLayer, ModelLayers
 from memplan.blocking.run.models import is_model, layers_of_source
 from memplan.blocking.search.result import Options, Result, SearchProgress
 from memplan.blocking.search.spatial import Task
 from memplan.cli import show
 from memplan.cli.blocking import report
-from memplan.cli.progress import saying_if_interrupted, working
+from memplan.cli.progress import working
 from memplan.errors import UsageError
+from memplan.formats.plain import plain
 from memplan.sweep import sweep
-from memplan.units import format_gap, format_seconds, parse_bytes
+from memplan.units import format_gap, format_seconds
+
+CACHES = "xeon-e5645"
+BITS = "fp32"  # of the elements of emitted code
 
 
 def all_layers(texts: Iterable[str]) -> list[ModelLayer]:
@@ -48,13 +52,18 @@ def all_layers(texts: Iterable[str]) -> list[ModelLayer]:
 
 def machine(
     memory: str | None,
-    budget: str | None,
-    bits: str | None = None,
-    technology: Path | None = None,
-    sliding: bool = False,
+    budget: int | None,
+    bits: Precision | None,
+    technology: Path | None,
+    sliding: bool,
+    target: str | None = None,
 ) -> Objective:
-    """The memories and the elements. Raises UsageError for a hierarchy with a budget or
-    with a technology, which its file holds, and for bits that make no sense."""
+    """The memories and the elements; of code for `target`, by default, caches and
+    floats. Raises UsageError for a hierarchy with a budget or with a technology, which
+    its file holds."""
+    if target is not None:
+        bits = bits or FORMATS[BITS]
+        memory = memory or (CACHES if budget is None else None)
     if memory is None:
         return own_memories(budget, bits, technology, sliding)
     for name, given, what in (
@@ -65,22 +74,30 @@ def machine(
             raise UsageError(f"--memory {memory} has its own {what}; leave {name} out")
     hierarchy = load_hierarchy(memory)
     if bits is not None:
-        hierarchy = hierarchy.at(parse_precision(bits))
+        hierarchy = hierarchy.at(bits)
     return Fixed(hierarchy.slid() if sliding else hierarchy)
 
 
 def own_memories(
-    budget: str | None, bits: str | None, technology: Path | None, sliding: bool
+    budget: int | None,
+    bits: Precision | None,
+    technology: Path | None,
+    sliding: bool,
 ) -> Codesign:
     """A memory for each buffer, within a budget, of elements of so many bits."""
     made = FORTY_FIVE if technology is None else load_technology(technology)
     return Codesign(
         curves=made.curves(),
-        budget=None if budget is None else parse_bytes(budget),
-        precision=Precision() if bits is None else parse_precision(bits),
+        budget=budget,
+        precision=bits or Precision(),
         technology=made,
         sliding=sliding,
     )
+
+
+def nest(layer: Layer, string: str, unroll: str) -> Nest:
+    """A nest that is given."""
+    return parse_nest(string, layer, datapath(unroll))
 
 
 def datapath(text: str) -> dict[str, int]:
@@ -149,12 +166,7 @@ def model_entries(model: ModelLayers) -> dict[str, object]:
         "macs": model.macs,
         "counted_macs": model.counted,
         "left_out": [
-            {
-                "where": one.where,
-                "reason": one.reason,
-                "macs": one.macs,
-                "share": None if one.macs is None else model.share(one.macs),
-            }
+            plain(one) | {"share": None if one.macs is None else model.share(one.macs)}
             for one in model.left_out
         ],
         "notes": list(model.notes),
@@ -175,35 +187,18 @@ def searching(what: str) -> Iterator[Callable[[SearchProgress], None]]:
         yield lambda progress: report_line(describe(progress))
 
 
-@contextlib.contextmanager
-def sweeping(what: str, tasks: int) -> Iterator[Callable[[int, Result], None]]:
-    """What to call with a task's number and result as it ends: a bar, likewise."""
-    with saying_if_interrupted():
-        if not sys.stderr.isatty():
-            yield lambda number, result: None
-            return
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TimeElapsedColumn,
-        )
-
-        columns = (what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        console = Console(stderr=True, highlight=False)
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(what, total=tasks)
-            yield lambda number, result: bar.advance(task)
-
-
 def swept(
     what: str, tasks: Sequence[Task], threads: int | None, ray: str | None
 ) -> list[Result]:
     """The results of all tasks, on a Ray cluster if its address is given."""
-    with sweeping(what, len(tasks)) as ended:
+    ended = itertools.count(1)
+    with working(what) as report_line:
+
+        def progress(number: int, result: Result) -> None:
+            report_line(f"{next(ended)} of {len(tasks)} done")
+
         processes = None if ray else threads
-        return sweep(tasks, processes=processes, address=ray, progress=ended)
+        return sweep(tasks, processes=processes, address=ray, progress=progress)
 
 
 def describe(progress: SearchProgress) -> str:

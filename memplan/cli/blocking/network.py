@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import click
 
-from memplan.blocking.cost.objective import Codesign, Fixed
+from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.design.network import NETWORKS, distinct
 from memplan.blocking.design.network_design import (
     MAX_LEVELS,
@@ -24,10 +23,8 @@ from memplan.blocking.run.models import is_model
 from memplan.blocking.search.result import Options
 from memplan.cli import show
 from memplan.cli.blocking import meanings, options, report, results
-from memplan.cli.blocking.meanings import swept
 from memplan.cli.progress import working
 from memplan.errors import UsageError
-from memplan.files import refuse_overwrite
 from memplan.units import format_bytes, format_gap, format_seconds
 
 _LEVELS = 2  # memories a tensor
@@ -35,10 +32,7 @@ _LEVELS = 2  # memories a tensor
 
 @click.command("network")
 @click.argument("network", metavar="NETWORK")
-@options.memory()
-@options.budget
-@options.precision
-@options.sliding
+@options.machine()
 @click.option(
     "--levels",
     type=click.IntRange(1, MAX_LEVELS),
@@ -50,23 +44,14 @@ _LEVELS = 2  # memories a tensor
 @options.search
 @options.ray
 @options.output
-@options.json_
 def command(
     network: str,
-    memory: str | None,
-    budget: str | None,
-    bits: str | None,
-    technology: Path | None,
-    sliding: bool,
+    objective: Objective,
     levels: int | None,
     unroll: str,
-    minimize: str,
-    time_limit: float | None,
-    threads: int | None,
+    how: Options,
     ray: str | None,
-    output: Path | None,
-    force: bool,
-    json_: bool,
+    output: results.Output,
 ) -> None:
     """Block every layer of a network for one hierarchy that all layers share.
 
@@ -87,28 +72,22 @@ def command(
     \b
     Example: memplan blocking network alexnet --budget 1MiB
     """
-    if (memory is None) == (budget is None):
-        raise UsageError("give --memory for a hierarchy, or --budget to look for one")
-    if memory is not None and levels is not None:
-        raise UsageError("--levels is for a --budget; leave it out")
-    if budget is not None and ray is not None:
-        raise UsageError("--ray is for a given --memory; leave it out")
-    if output is not None:
-        refuse_overwrite(output, force)
-    if memory is None and minimize != "energy":
-        raise UsageError("--minimize is for a given --memory; leave it out")
-    how = Options(time_limit=time_limit, threads=threads, minimize=minimize)
-    layers = _layers(network)
-    hand_over = partial(results.hand_over, output=output, force=force, json_=json_)
-    if memory is not None:
-        objective = meanings.machine(memory, None, bits, technology, sliding)
+    if isinstance(objective, Fixed):
+        if levels is not None:
+            raise UsageError("--levels is for a --budget; leave it out")
+        layers = _layers(network)
         tasks = meanings.tasks(layers, objective, unroll, how)
-        found = swept("layers", tasks, threads, ray)
-        hand_over(results.planned(layers, found, objective), objective)
+        found = meanings.swept("layers", tasks, how.threads, ray)
+        plan = results.planned(layers, found, objective)
+        results.hand_over(plan, objective, output)
         return
-    assert budget is not None
-    own = meanings.own_memories(budget, bits, technology, sliding)
-    design = _designed(layers, unroll, own, levels or _LEVELS, how)
+    if objective.budget is None:
+        raise UsageError("give --memory for a hierarchy, or --budget to look for one")
+    if ray is not None:
+        raise UsageError("--ray is for a given --memory; leave it out")
+    if how.minimize != "energy":
+        raise UsageError("--minimize is for a given --memory; leave it out")
+    design = _designed(_layers(network), unroll, objective, levels or _LEVELS, how)
     if not design.complete:
         show.complaint("stopped before all memories were looked at")
     chosen = Fixed(design.network.hierarchy)
@@ -117,8 +96,9 @@ def command(
         [one.result for one in design.network.layers],
         chosen,
     )
-    plan = replace(plan, budget=own.budget)
-    hand_over(plan, chosen, more=_entries(design), rows=_rows(design, own.technology))
+    plan = replace(plan, budget=objective.budget)
+    rows = _rows(design, objective.technology)
+    results.hand_over(plan, chosen, output, _entries(design), rows)
 
 
 def _designed(
@@ -137,11 +117,11 @@ def _designed(
 
         array = parse_array(unroll)
         kept, within = [one.layer for one in weighted], objective.budget or 0
-        designed = (
-            partial(design_network, kept, meanings.datapath(unroll), within)
-            if array is None
-            else partial(design_mapped_network, kept, array, within)
-        )
+        if array is not None:
+            designed = partial(design_mapped_network, kept, array, within)
+        else:
+            datapath = meanings.datapath(unroll)
+            designed = partial(design_network, kept, datapath, within)
         return designed(
             levels=levels,
             counts=[one.count for one in weighted],
@@ -200,13 +180,10 @@ def _sizes_gap(design: NetworkDesign) -> str:
 
 def _entries(design: NetworkDesign) -> dict[str, object]:
     return {
-        "sizes": {tensor.value: list(own) for tensor, own in design.sizes.items()},
-        "sram_bytes": design.network.nbytes,
-        "area_mm2": design.network.mm2,
+        **show.picked(design, "sizes", "complete", "seconds"),
+        **show.picked(design.network, sram_bytes="nbytes", area_mm2="mm2"),
         "common_energy_pJ": design.common.energy,
         "common_of_best": design.considered,
         "sizes_lower_bound_pJ": design.lower_bound,
         "sizes_gap": design.gap,
-        "complete": design.complete,
-        "seconds": design.seconds,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 
 import click
 
@@ -17,55 +17,51 @@ from memplan.blocking.search.result import METHODS, Options, Result
 from memplan.blocking.search.spatial import search_datapath
 from memplan.cli import arguments, show
 from memplan.cli.blocking import meanings, options, results
-from memplan.cli.blocking.meanings import searching, swept
+from memplan.cli.blocking.meanings import BITS, CACHES
 from memplan.errors import UsageError
-from memplan.files import refuse_overwrite
 from memplan.units import format_gap
 
-BITS = "fp32"  # of the elements of emitted code
 
-
-def tile_of(found: Result, target: str) -> RegisterTile:
+def _tile_of(found: Result, target: str) -> RegisterTile:
     """The register tile that is the datapath of a result."""
     lanes, unroll = target_of(target).lanes, found.nest.unroll
     x, y, k = (unroll.get(dim, 1) for dim in ("X", "Y", "K"))
     return RegisterTile(lanes, k // lanes, x, y)
 
 
-def code_entries(found: Sequence[Result], target: str) -> list[dict[str, object]]:
+def _code_entries(found: Sequence[Result], target: str) -> list[dict[str, object]]:
     """For each layer the tile, and the least energy that was found with it if code
     does not matter."""
     return [
         {
             "layer": one.nest.layer.name,
-            "target": target_of(target).name,
-            "tile": tile_of(one, target).unroll,
+            "target": target,
+            "tile": _tile_of(one, target).unroll,
             "free_energy_pJ": one.free_energy,
         }
         for one in found
     ]
 
 
-def code_rows(
+def _code_rows(
     layers: Sequence[ModelLayer], found: Sequence[Result], target: str
 ) -> list[tuple[str, str]]:
     """The tile, of one layer, and what it costs that the nests are those for code, of
     each layer as often as it is run."""
-    name = target_of(target).name
     runs = [(one.count, own) for one, own in zip(layers, found, strict=True)]
     energy = sum(count * own.energy for count, own in runs)
     free = sum(count * (own.free_energy or own.energy) for count, own in runs)
     more = (energy - free) / sum(count * own.nest.layer.macs for count, own in runs)
     price = f"{format_gap(energy / free - 1)}, {more:.3g} pJ/MAC, more than the best"
     if len(found) > 1:
-        return [("for code", f"{name}, {price} found on the same tiles")]
+        return [("for code", f"{target}, {price} found on the same tiles")]
     return [
-        ("for code", f"{name}, {price} found on the same tile"),
-        ("tile", str(tile_of(found[0], target))),
+        ("for code", f"{target}, {price} found on the same tile"),
+        ("tile", str(_tile_of(found[0], target))),
     ]
 
 
-def say_next(
+def _say_next(
     found: Sequence[Result],
     texts: Sequence[str],
     memory: str | None,
@@ -80,37 +76,25 @@ def say_next(
     nest = found[0].nest
     datapath = ",".join(f"{dim}{n}" for dim, n in nest.unroll.items()) or "none"
     parts = ["memplan", "blocking", "emit", "--layer", texts[0], "--unroll", datapath]
-    parts += ["--string", str(nest), "--target", target_of(target).name]
-    if memory is not None and _has_caches(objective):
-        parts += ["--cache", memory]
+    parts += ["--string", str(nest), "--target", target]
+    if isinstance(objective, Fixed) and all(
+        level.cache for level in objective.hierarchy.levels
+    ):
+        parts += ["--cache", memory or CACHES]
     if objective.precision != FORMATS[BITS]:
         bits = objective.precision
         show.note(f"emit writes floats: nests for {bits} elements may not suit them")
     show.line(f"  next: {shlex.join([*parts, '-o', 'conv.cpp'])}", err=True)
 
 
-def _has_caches(objective: Objective) -> bool:
-    """Whether `emit` takes it as --cache."""
-    if not isinstance(objective, Fixed):
-        return False
-    return all(level.cache for level in objective.hierarchy.levels)
-
-
-CACHES = "xeon-e5645"
-
-
 @click.command("optimize")
 @options.layers
-@options.memory(options.OWN)
-@options.budget
-@options.precision
-@options.sliding
+@options.machine(options.OWN)
 @options.unroll_or_auto
 @click.option(
     "--method",
     type=click.Choice(METHODS),
     default=METHODS[0],
-    show_default=True,
     help="Nests to search. whole: all nests, with a bound; divisors: nests whose "
     "extents divide each other, with a proof.",
 )
@@ -130,25 +114,14 @@ CACHES = "xeon-e5645"
 @options.search
 @options.ray
 @options.output
-@options.json_
 def command(
     layer_texts: tuple[str, ...],
     memory: str | None,
-    budget: str | None,
-    bits: str | None,
-    technology: Path | None,
-    sliding: bool,
+    objective: Objective,
     unroll: str,
-    method: str,
-    minimize: str,
-    front: bool,
-    for_code: str | None,
-    time_limit: float | None,
-    threads: int | None,
+    how: Options,
     ray: str | None,
-    output: Path | None,
-    force: bool,
-    json_: bool,
+    output: results.Output,
 ) -> None:
     """Find the loop nest of least energy for a layer, or for several.
 
@@ -180,37 +153,30 @@ def command(
     \b
     Example: memplan blocking optimize --layer conv5 --unroll auto:8x32
     """
-    if for_code is not None:
+    target = how.target
+    if target is not None:
         arguments.refuse(
             {"unroll": "--unroll"}, "not for --for-code, whose datapath is a tile"
         )
-        for_code = target_of(for_code).name  # this machine's, wherever searches run
-        bits = bits or BITS
-        memory = memory or (CACHES if budget is None else None)
-    objective = meanings.machine(memory, budget, bits, technology, sliding)
-    if output is not None:
-        refuse_overwrite(output, force)
+        target = target_of(target).name  # this machine's, wherever searches run
+        how = replace(how, target=target)
     given = meanings.all_layers(layer_texts)
-    how = Options(method, time_limit, threads, minimize, front, for_code)
     tasks = meanings.tasks(given, objective, unroll, how)
     if len(tasks) > 1:
-        found = swept("optimize", tasks, threads, ray)
+        found = meanings.swept("optimize", tasks, how.threads, ray)
     elif ray is not None:
         raise UsageError("--ray is for several layers; leave it out")
     else:
         task = tasks[0]
-        with searching(method) as progress:
+        with meanings.searching(how.method) as progress:
             best = search_datapath(task.layer, task.datapath, objective, how, progress)
             found = [best]
     plan = results.planned(given, found, objective)
-    results.hand_over(
-        plan,
-        objective,
-        output=output,
-        force=force,
-        json_=json_,
-        more={"for_code": code_entries(found, for_code)} if for_code else None,
-        rows=code_rows(given, found, for_code) if for_code else (),
-    )
-    if for_code is not None and not json_:
-        say_next(found, layer_texts, memory, objective, for_code)
+    if target is None:
+        results.hand_over(plan, objective, output)
+        return
+    more = {"for_code": _code_entries(found, target)}
+    rows = _code_rows(given, found, target)
+    results.hand_over(plan, objective, output, more, rows)
+    if not output.json_:
+        _say_next(found, layer_texts, memory, objective, target)

@@ -10,17 +10,22 @@ import click
 
 from memplan.blocking.cost.timed_memories import MINIMIZED
 from memplan.blocking.machine.registers import TARGETS
-from memplan.blocking.nest.precision import FORMATS
+from memplan.blocking.nest.layer import parse_layer
+from memplan.blocking.nest.precision import FORMATS, parse_precision
+from memplan.blocking.search.result import Options
 from memplan.cli import arguments
+from memplan.cli.blocking import meanings
+from memplan.cli.blocking.results import Output
+from memplan.units import parse_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-OWN = "each buffer has a memory of its own size"
+OWN = "  [default: each buffer has a memory of its own size]"
 PAPER_DATAPATH = "C16,K16"  # 16 x 16 multipliers
 
 layer = click.option(
     "--layer",
-    "layer_text",
+    type=parse_layer,
     required=True,
     metavar="LAYER",
     help="A layer that memplan blocking layers lists, or its sizes C,K,X,Y,Fw,Fh, "
@@ -40,35 +45,43 @@ layers = click.option(
     ":batch=8 if it leaves that size open. Repeatable.",
 )
 
-string = click.option(
+_string = click.option(
     "--string",
-    "string",
     required=True,
     metavar="LOOPS",
     help='Loop nest, innermost first, extents cumulative: "Fw3 Fh3 X8 K64".',
 )
 
 
-def memory(default: str = "") -> Callable[[F], F]:
-    """`--memory`, a hierarchy; `default` says what is taken without it."""
+def _unroll(metavar: str, more: str = "") -> Callable[[F], F]:
     return click.option(
-        "--memory",
-        metavar="NAME|FILE",
-        help="A memory hierarchy that memplan blocking layers lists, or a .toml file; "
-        "docs/hierarchies.md describes the file."
-        + (f"  [default: {default}]" if default else ""),
+        "--unroll",
+        metavar=metavar,
+        default=PAPER_DATAPATH,
+        help="Number of multipliers along each dimension, such as C16,K16; none: one "
+        f"multiplier. Some idle at the edge if they do not divide a size.{more}",
     )
 
 
-budget = click.option(
+unroll_or_auto = _unroll(
+    "DIMS|auto",
+    " auto: find the best mapping onto 16 x 16 multipliers; auto:8x32: onto an array "
+    "with these sides; auto:256: onto 256 multipliers in any shape.",
+)
+# A nest that is given, as `nest`.
+nest = arguments.gathered("nest", meanings.nest, layer, _string, _unroll("DIMS"))
+
+_budget = click.option(
     "--budget",
+    type=parse_bytes,
     metavar="BYTES",
     help="Largest total size of the memories on the chip, such as 8MiB or 8MB.",
 )
 
-precision = arguments.together(
+_precision = arguments.together(
     click.option(
         "--bits",
+        type=parse_precision,
         metavar="BITS",
         help="Bits of the elements: "
         + ", ".join(FORMATS)
@@ -84,35 +97,32 @@ precision = arguments.together(
         "multiplications and of main memory; see docs/hierarchies.md.  [default: 45 "
         "nm]",
     ),
+    click.option(
+        "--sliding",
+        is_flag=True,
+        help="Let every memory of the input shift or wrap around, so that a window "
+        "fetches only new columns or rows. For a single level, set sliding = true in "
+        "the hierarchy's file.",
+    ),
 )
 
-sliding = click.option(
-    "--sliding",
-    is_flag=True,
-    help="Let every memory of the input shift or wrap around, so that a window "
-    "fetches only new columns or rows. For a single level, set sliding = true in "
-    "the hierarchy's file.",
+# Memories yet to be chosen, as `objective`.
+own_memories = arguments.gathered(
+    "objective", meanings.own_memories, _budget, _precision
 )
 
-unroll = click.option(
-    "--unroll",
-    metavar="DIMS",
-    default=PAPER_DATAPATH,
-    show_default=True,
-    help="Number of multipliers along each dimension, such as C16,K16; none: one "
-    "multiplier. Some idle at the edge if they do not divide a size.",
-)
 
-unroll_or_auto = click.option(
-    "--unroll",
-    metavar="DIMS|auto",
-    default=PAPER_DATAPATH,
-    show_default=True,
-    help="Number of multipliers along each dimension, such as C16,K16; none: one "
-    "multiplier. Some idle at the edge if they do not divide a size. auto: find "
-    "the best mapping onto 16 x 16 multipliers; auto:8x32: onto an array with "
-    "these sides; auto:256: onto 256 multipliers in any shape.",
-)
+def machine(default: str = "") -> Callable[[F], F]:
+    """A hierarchy, or memories yet to be chosen, as `objective`."""
+    memory = click.option(
+        "--memory",
+        metavar="NAME|FILE",
+        help="A memory hierarchy that memplan blocking layers lists, or a .toml file; "
+        f"docs/hierarchies.md describes the file.{default}",
+    )
+    return arguments.gathered(
+        "objective", meanings.machine, memory, _budget, _precision
+    )
 
 
 def minimize(more: str = "") -> Callable[[F], F]:
@@ -121,13 +131,15 @@ def minimize(more: str = "") -> Callable[[F], F]:
         "--minimize",
         type=click.Choice(MINIMIZED),
         default=MINIMIZED[0],
-        show_default=True,
         help="Energy, cycles, or energy times cycles (edp); the last two need a "
         f"hierarchy with bandwidths. {more}".rstrip(),
     )
 
 
-search = arguments.together(
+# How to search, as `how`, with other options that are fields of Options.
+search = arguments.gathered(
+    "how",
+    Options,
     click.option(
         "--time-limit",
         type=click.FloatRange(min=0),
@@ -139,13 +151,26 @@ search = arguments.together(
 )
 
 ray = arguments.ray("search the layers")
+json_ = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
-output = arguments.together(
+# Where the result goes, as `output`.
+output = arguments.gathered(
+    "output",
+    Output,
     arguments.output(
         "Write a plan file for memplan plot; - is standard output.", metavar="PLAN"
     ),
     arguments.force("the plan if it exists"),
+    json_,
 )
+
+
+def cache(help_text: str) -> Callable[[F], F]:
+    """`--cache`, a hierarchy of caches."""
+    return click.option(
+        "--cache", default=meanings.CACHES, metavar="NAME|FILE", help=help_text
+    )
+
 
 pad = click.option(
     "--pad",
@@ -155,14 +180,6 @@ pad = click.option(
 
 
 def target(name: str, said: str, default: str | None = None) -> Callable[[F], F]:
-    """An option `name` for the vectors that code is written for."""
-    return click.option(
-        name,
-        type=click.Choice(["native", *TARGETS]),
-        default=default,
-        show_default=default is not None,
-        help=said,
-    )
-
-
-json_ = click.option("--json", "json_", is_flag=True, help="Print JSON.")
+    """An option `name` for the vectors that code is written for, as `target`."""
+    kind = click.Choice(["native", *TARGETS])
+    return click.option(name, "target", type=kind, default=default, help=said)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 
@@ -16,16 +15,15 @@ from memplan.blocking.design.parallel import (
     cores_energy,
 )
 from memplan.blocking.nest.array import MappingSearch
-from memplan.blocking.nest.layer import Layer, parse_layer
-from memplan.blocking.nest.nest import Nest, parse_nest
+from memplan.blocking.nest.layer import Layer
+from memplan.blocking.nest.nest import Nest
 from memplan.blocking.planfile import mapping_entry
 from memplan.blocking.search.result import Options
 from memplan.blocking.search.spatial import search_datapath
 from memplan.cli import arguments, show
 from memplan.cli.blocking import meanings, options, report
 from memplan.cli.blocking.meanings import searching
-from memplan.cli.blocking.results import layer_entry
-from memplan.cli.progress import saying_if_interrupted
+from memplan.cli.blocking.results import nest_entries
 from memplan.errors import UsageError
 from memplan.formats.plain import plain
 from memplan.units import format_gap
@@ -36,7 +34,6 @@ from memplan.units import format_gap
 @click.option(
     "--cores",
     default="1,2,4,8",
-    show_default=True,
     metavar="N,...",
     help="Numbers of cores. Without --cores, memplan skips numbers that do not divide "
     "the nest's tiles evenly.",
@@ -60,24 +57,18 @@ from memplan.units import format_gap
     "cores.",
 )
 @options.unroll_or_auto
-@options.budget
-@options.precision
-@options.sliding
+@options.own_memories
 @options.search
 @options.json_
 def command(
-    layer_text: str,
+    layer: Layer,
     cores: str,
     split: str | None,
     string: str | None,
     one_nest: bool,
     unroll: str,
-    budget: str | None,
-    bits: str | None,
-    technology: Path | None,
-    sliding: bool,
-    time_limit: float | None,
-    threads: int | None,
+    objective: Codesign,
+    how: Options,
     json_: bool,
 ) -> None:
     """Find the best nest for each number of cores that divide a layer.
@@ -97,19 +88,16 @@ def command(
     \b
     Example: memplan blocking parallel --layer conv1 --cores 1,2,4,8 --split xy
     """
-    layer = parse_layer(layer_text)
     numbers = _numbers(cores)
-    objective = meanings.own_memories(budget, bits, technology, sliding)
     splits = tuple(SHARED) if split is None else (split,)
     ways = [(n, way) for way in splits for n in numbers]
     mapping: MappingSearch | None = None
     if string is not None:
         if one_nest:
             raise UsageError("--one-nest is for a nest that is searched for")
-        nest = parse_nest(string, layer, meanings.datapath(unroll))
+        nest = meanings.nest(layer, string, unroll)
     else:
         datapath = meanings.datapath_or_array(unroll)
-        how = Options(time_limit=time_limit, threads=threads)
         with searching(how.method) as progress:
             best = search_datapath(layer, datapath, objective, how, progress)
         report.note_if_interrupted(best)
@@ -119,16 +107,17 @@ def command(
     searched: list[CoresNest] = []
     if string is None and not one_nest and not best.interrupted:
         possible = [(one.cores, one.split) for one in bars]
-        with searching("cores") as progress, saying_if_interrupted():
+        with searching("cores") as progress:
             searched = optimize_for_cores(nest, possible, objective, how, progress)
     if json_:
-        show.as_json(_entries(nest, mapping, objective, bars, searched))
+        entries = _entries(nest, mapping, objective, bars, searched)
+        show.as_json(entries, "memplan.blocking-parallel")
         return
     rows = [("layer", report.layer_text(layer)), *report.loop_rows(nest)]
     if mapping is not None:
         rows += report.mapping_rows(nest, mapping)
     else:
-        rows += [("datapath", report.unroll_text(dict(nest.unroll)) or "one MAC")]
+        rows += [("datapath", report.unroll_text(nest) or "one MAC")]
     rows += [*report.bits_rows(objective), *report.memory_rows(objective)]
     show.facts(f"memplan: {layer.name}", rows)
     for way in splits:
@@ -164,9 +153,8 @@ def _numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not part.isdecimal() or int(part) < 1:
-            raise UsageError(
-                f"--cores {text}: {part!r} is no number of cores from 1 up"
-            )
+            problem = f"{part!r} is no number of cores from 1 up"
+            raise UsageError(f"--cores {text}: {problem}")
     return list(map(int, parts))
 
 
@@ -187,16 +175,11 @@ def _table(layer: Layer, way: str, found: list[CoresEnergy]) -> None:
 
 def _nests(layer: Layer, found: list[CoresNest]) -> None:
     """The nests, and how much better than the one of one core they are."""
-    rows = [
-        [
-            str(one.energy.cores),
-            f"{one.energy.total / layer.macs:.4f}",
-            f"{one.one_nest.total / layer.macs:.4f}",
-            format_gap(one.gap),
-            str(one.nest),
-        ]
-        for one in found
-    ]
+    rows = []
+    for one in found:
+        energies = one.energy.total, one.one_nest.total
+        cells = [f"{pj / layer.macs:.4f}" for pj in energies]
+        rows.append([str(one.energy.cores), *cells, format_gap(one.gap), str(one.nest)])
     columns = ["cores", "all", "one nest", "gap", "loops"]
     show.table("Nests for so many cores, and one core's on them", columns, rows)
 
@@ -211,11 +194,7 @@ def _entries(
     layer = nest.layer
     found = [one.energy for one in searched] or bars
     return {
-        "schema": "memplan.blocking-parallel",
-        "version": 1,
-        "layer": layer_entry(layer),
-        "string": str(nest),
-        "unroll": dict(nest.unroll),
+        **nest_entries(nest),
         "mapping": mapping_entry(mapping),
         "bits": plain(objective.precision),
         "cores": [_bar(layer, one) for one in found],
@@ -232,17 +211,7 @@ def _entries(
 
 
 def _bar(layer: Layer, one: CoresEnergy) -> dict[str, object]:
-    return {
-        **show.picked(
-            one,
-            "cores",
-            "split",
-            "sram_bytes",
-            private_pJ="private",
-            last_level_pJ="last",
-            dram_pJ="main",
-            shuffle_pJ="shuffle",
-            energy_pJ="total",
-        ),
-        "energy_per_mac_pJ": one.total / layer.macs,
-    }
+    energies = {"private_pJ": "private", "last_level_pJ": "last", "dram_pJ": "main"}
+    energies |= {"shuffle_pJ": "shuffle", "energy_pJ": "total"}
+    picked = show.picked(one, "cores", "split", "sram_bytes", **energies)
+    return {**picked, "energy_per_mac_pJ": one.total / layer.macs}

@@ -1,10 +1,12 @@
-"""How blocking commands print layers, buffers, energies and cycles."""
+"""How blocking commands show layers, buffers, energies, cycles and plans."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memplan.blocking.cost.evaluation import Evaluation
 from memplan.blocking.cost.latency import DATAPATH
@@ -17,13 +19,20 @@ from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.precision import Precision
 from memplan.blocking.plan import BlockingPlan, PlannedLayer
+from memplan.blocking.planfile import read_plan
 from memplan.blocking.search.result import Result
 from memplan.cli import show
+from memplan.formats.sniff import Opened
 from memplan.units import format_bytes, format_gap, format_share
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _LITTLE = 0.5  # of the datapath; less is warned of
 _SHORT = 64  # characters of a value that one line holds
 _NAMES = 16  # columns that names take, beside values
+# Why a search has no lower bound: `divisors` bounds the rounded sizes, which take more.
+NO_BOUND = "the datapath does not divide all sizes"
 _EXACT_UP_TO = 9_999_999
 _THOUSANDS = ("", " k", " M", " G", " T", " P", " E")
 _ENERGIES = ("pJ", "nJ", "µJ", "mJ", "J", "kJ")
@@ -46,11 +55,6 @@ def area_text(mm2: float, technology: Technology) -> str:
     """An area, beside DianNao's where that is of the same process."""
     same = technology.area == FORTY_FIVE.area
     return f"{mm2:.2f} mm²" + f", DianNao's is {DIANNAO_MM2:g}" * same
-
-
-def ratio(one: float, other: float) -> str:
-    """`one` in parts of `other`: "1.58"; nothing where that is nought."""
-    return f"{one / other:.2f}" if other else ""
 
 
 def per_mac(evaluation: Evaluation, pj: float) -> str:
@@ -79,9 +83,9 @@ def layer_text(layer: Layer) -> str:
     return text + ("" if layer.kernel else ", no weights")
 
 
-def unroll_text(unroll: dict[str, int]) -> str:
+def unroll_text(nest: Nest) -> str:
     """What the datapath does at once, as ``--unroll`` takes it."""
-    return ",".join(f"{dim}{count}" for dim, count in unroll.items() if count > 1)
+    return ",".join(f"{dim}{count}" for dim, count in nest.unroll.items() if count > 1)
 
 
 def level_text(level: Level) -> str:
@@ -128,12 +132,6 @@ def space_text(space: str) -> str:
     return "all nests" if space == "whole" else f"nests of {space}"
 
 
-def no_bound() -> str:
-    """Why a search has no lower bound."""
-    # `divisors` bounds the rounded sizes, which take more.
-    return "the datapath does not divide all sizes"
-
-
 def gap(planned: PlannedLayer) -> str:
     """How much less a nest of the search's space may take at most: "1.20 %"."""
     if planned.search.proved_optimal:
@@ -165,7 +163,7 @@ def nest_rows(
     ]
     if mapping is not None:
         rows[2:2] = mapping_rows(nest, mapping)
-    elif unroll := unroll_text(dict(nest.unroll)):
+    elif unroll := unroll_text(nest):
         used = format_share(nest.utilisation)
         rows.insert(2, ("datapath", f"{unroll} at once, {used} of it used"))
     return rows
@@ -173,10 +171,10 @@ def nest_rows(
 
 def mapping_rows(nest: Nest, mapping: MappingSearch) -> list[tuple[str, str]]:
     """The mapping on an array, and what became of the others."""
-    unroll = unroll_text(dict(nest.unroll)) or "one MAC"
     used = format_share(array_used(nest, mapping))
+    at_once = unroll_text(nest) or "one MAC"
     return [
-        ("datapath", f"{unroll} at once, {used} of {mapping.array} used"),
+        ("datapath", f"{at_once} at once, {used} of {mapping.array} used"),
         ("mappings", mapping_text(mapping)),
     ]
 
@@ -216,7 +214,7 @@ def warn_of_idle(found: Evaluation, mapping: MappingSearch | None = None) -> Non
     """A warning where most of the datapath has nothing to do."""
     used = array_used(found.nest, mapping)
     if used < _LITTLE:
-        unroll = unroll_text(dict(found.nest.unroll)) or "one MAC"
+        unroll = unroll_text(found.nest) or "one MAC"
         on = "" if mapping is None else f" on {mapping.array}"
         show.complaint(
             f"{found.layer.name} uses {100 * used:.3g} % of the datapath "
@@ -238,7 +236,16 @@ def energy_rows(found: Evaluation) -> list[tuple[str, str]]:
     ]
 
 
-def buffer_table(found: Evaluation, objective: Objective) -> None:
+def tables(found: Evaluation, objective: Objective) -> None:
+    """Buffers, energies and, if bandwidths are known, ports."""
+    show.line("")
+    _buffer_table(found, objective)
+    show.line("")
+    _energy_table(found)
+    _time_table(found)
+
+
+def _buffer_table(found: Evaluation, objective: Objective) -> None:
     """Every buffer: its size, what passes through it, and its level."""
     columns = ["buffer", "elements", "bytes", "reads", "writes"]
     columns += ["fills", "drains", "level"]
@@ -246,12 +253,9 @@ def buffer_table(found: Evaluation, objective: Objective) -> None:
     rows = [
         [
             placed.name,
-            amount(placed.buffer.elements),
+            amount((buffer := placed.buffer).elements),
             format_bytes(placed.nbytes),
-            amount(placed.buffer.reads),
-            amount(placed.buffer.writes),
-            amount(placed.buffer.fills),
-            amount(placed.buffer.drains),
+            *map(amount, (buffer.reads, buffer.writes, buffer.fills, buffer.drains)),
             placed.level if given or placed.level == MAIN else "own",
         ]
         for placed in found.buffers
@@ -265,7 +269,7 @@ def buffer_table(found: Evaluation, objective: Objective) -> None:
     show.table("Buffers, from the inside", columns, rows)
 
 
-def energy_table(found: Evaluation) -> None:
+def _energy_table(found: Evaluation) -> None:
     """pJ per multiplication by level and tensor."""
     tensors = found.nest.layer.tensors
 
@@ -318,7 +322,7 @@ def time_rows(
     return rows
 
 
-def time_table(found: Evaluation) -> None:
+def _time_table(found: Evaluation) -> None:
     """Every port, and how long it is busy; nothing where no bandwidth is known."""
     latency = found.latency
     if latency is None or not latency.ports:
@@ -338,11 +342,6 @@ def time_table(found: Evaluation) -> None:
     show.line("")
     columns = ["level", "tensor", "port", "bytes", "bytes/cycle", "cycles", "busy"]
     show.table("Time", columns, rows)
-
-
-def cycles_cells(found: Evaluation) -> list[str]:
-    """The cycles of a layer, run once, if they were counted."""
-    return [] if found.latency is None else [amount(found.latency.cycles)]
 
 
 def front_table(planned: PlannedLayer, whose: str = "") -> None:
@@ -371,3 +370,53 @@ def plan_time_rows(plan: BlockingPlan) -> list[tuple[str, str]]:
     if plan.cycles is None or not all(one and one.bounded for one in known):
         return []
     return [("cycles", f"{plan.cycles:,.0f}, one layer after the other")]
+
+
+def picture(file: Opened) -> Figure:
+    """The picture of the blocking plan in `file`. Raises as `read_plan` does."""
+    from memplan.plotting.blocked import blocked
+
+    plan = read_plan(file)
+    first = plan.layers[0].evaluation
+    title = first.layer.name if len(plan.layers) == 1 else Path(file.path).name
+    unroll = unroll_text(first.nest)
+    datapath = f"{unroll} at once" if unroll else "one MAC at a time"
+    return blocked(plan, title, _facts(plan), f"datapath: {datapath}")
+
+
+def _facts(plan: BlockingPlan) -> list[str]:
+    per_mac = f"{plan.total / plan.macs:.4g} pJ/MAC"
+    memory = plan.memory or "each buffer a memory of its own"
+    if plan.budget is not None:
+        memory += f", {format_bytes(plan.budget)} in all"
+    facts = [memory, f"{energy(plan.total)}, {per_mac}"]
+    if plan.cycles is not None and all(
+        one.evaluation.latency and one.evaluation.latency.bounded for one in plan.layers
+    ):
+        facts.append(f"{plan.cycles:,.0f} cycles")
+    spaces = sorted({one.search.space for one in plan.layers})
+    among = f"among {' and '.join(map(space_text, spaces))}"
+    minimized = sorted({one.search.minimized for one in plan.layers} - {"energy"})
+    least = f" for {' and '.join(minimized)}" if minimized else ""
+    proof = f"proved optimal{least} {among}"
+    if len(plan.layers) == 1:
+        facts.insert(0, layer_text(plan.layers[0].evaluation.layer))
+    else:
+        facts.insert(0, f"{len(plan.layers)} layers")
+        proof = f"every nest proved optimal{least} {among}"
+    facts += _arrays(plan)
+    methods = ", ".join(sorted({one.search.method for one in plan.layers}))
+    proved = all(one.search.proved_optimal for one in plan.layers)
+    return [*facts, f"{methods}, {proof}" if proved else methods]
+
+
+def _arrays(plan: BlockingPlan) -> list[str]:
+    """How much of an array is used, where mappings were chosen for one."""
+    found = [(one.evaluation.nest, one.search.mapping) for one in plan.layers]
+    chosen = [(nest, mapping) for nest, mapping in found if mapping is not None]
+    if not chosen:
+        return []
+    used = [array_used(nest, mapping) for nest, mapping in chosen]
+    least, most = format_share(min(used)), format_share(max(used))
+    share = least if least == most else f"{least} to {most}"
+    return [f"{share} of {chosen[0][1].array} used"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memplan.blocking.cost.evaluation import Evaluation, best_evaluation, evaluate
@@ -12,7 +12,7 @@ from memplan.blocking.cost.objective import Codesign, Fixed, Objective
 from memplan.blocking.cost.paper import PaperTraffic, count_as_paper, paper_energy
 from memplan.blocking.machine.technology import area_mm2
 from memplan.blocking.nest.array import MappingSearch
-from memplan.blocking.nest.counts import Buffer, Traffic, count
+from memplan.blocking.nest.counts import Buffer, count
 from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Loop, Nest
 from memplan.blocking.plan import BlockingPlan, CurvePoint, PlannedLayer, Search
@@ -27,17 +27,29 @@ from memplan.blocking.search.result import Result
 from memplan.blocking.search.timed import evaluation_of
 from memplan.cli import show
 from memplan.cli.blocking import report
-from memplan.cli.blocking.report import (
-    array_used,
-    cycles_cells,
-    front_table,
-    plan_time_rows,
-    time_rows,
-    time_table,
-)
-from memplan.files import STDOUT
+from memplan.files import STDOUT, refuse_overwrite
 from memplan.formats.plain import plain
 from memplan.units import format_bytes, format_gap, format_seconds, format_share
+
+# What the entries of an evaluation are called that are its attributes.
+_EVALUATED = {"bits": "precision", "mac_pJ": "mac_pj", "energy_pJ": "total"}
+_EVALUATED |= {"compulsory_pJ": "compulsory", "edp_pJ_cycles": "edp"}
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a result goes: to a plan's file, and to standard output as JSON or text.
+
+    Raises UsageError if the file must not be written.
+    """
+
+    output: Path | None
+    force: bool
+    json_: bool
+
+    def __post_init__(self) -> None:
+        if self.output is not None:
+            refuse_overwrite(self.output, self.force)
 
 
 def layer_entry(layer: Layer) -> dict[str, object]:
@@ -45,46 +57,65 @@ def layer_entry(layer: Layer) -> dict[str, object]:
     return {**plain(layer), "macs": layer.macs}
 
 
-def case_entries(
-    layer: Layer, nest: Nest, objective: Objective, minimize: str = "energy"
-) -> dict[str, object]:
-    """Both ways of counting, and own memories;
-    `energy_pJ`, `buffers` and `pack` are for the memories and the budget given."""
-    given = evaluation_of(layer, nest, objective, minimize)
-    precision = objective.precision
-    own = Codesign(objective.technology.curves(), precision=precision)
-    if isinstance(objective, Codesign):
-        own = replace(objective, budget=None)
-    free = best_evaluation(layer, nest, own)
-    traffic = count(nest)
-    as_paper, free_pj = count_as_paper(nest), _of_all(free)
-    free_by_tensor = {tensor.value: pj for tensor, pj in free.by_tensor.items()}
-    found: dict[str, object] = {
-        "schema": "memplan.blocking-evaluation",
-        "version": 1,
-        "layer": layer_entry(layer),
+def nest_entries(nest: Nest, layer: Layer | None = None) -> dict[str, object]:
+    """A nest and its layer, of which another part may have been looked at."""
+    return {
+        "layer": layer_entry(layer or nest.layer),
         "string": str(nest),
         "unroll": dict(nest.unroll),
-        "utilisation": nest.utilisation,
-        "bits": plain(precision),
-        "mac_pJ": given.mac_pj,
-        "exact": {t.value: _exact(own) for t, own in traffic.items()},
-        "stripes": _stripes(nest, traffic[Tensor.INPUT]),
-        "paper_literal": {t.value: _literal(own) for t, own in as_paper.items()},
+    }
+
+
+def evaluation_entries(
+    found: Evaluation, mapping: MappingSearch | None = None
+) -> dict[str, object]:
+    """A nest, its energy, its buffers, and its cycles where they were counted."""
+    busy = found.busy
+    if busy is not None and mapping is not None:
+        busy *= mapping.share(found.nest.unroll)
+    return {
+        **nest_entries(found.nest),
+        **show.picked(found, "sram_bytes", **_EVALUATED),
+        "utilisation": report.array_used(found.nest, mapping),
+        "energy_per_mac_pJ": found.per_mac(found.total),
+        "buffers": buffer_entries(found),
+        "latency": latency_entry(found.latency),
+        "utilisation_in_time": busy,
+    }
+
+
+def case_entries(nest: Nest, objective: Objective, minimize: str) -> dict[str, object]:
+    """Both ways of counting, and own memories;
+    `energy_pJ`, `buffers` and `pack` are for the memories and the budget given."""
+    layer, precision = nest.layer, objective.precision
+    given = evaluation_of(layer, nest, objective, minimize)
+    each = Codesign(objective.technology.curves(), precision=precision)
+    if isinstance(objective, Codesign):
+        each = replace(objective, budget=None)
+    free = best_evaluation(layer, nest, each)
+    traffic, as_paper, free_pj = count(nest), count_as_paper(nest), _of_all(free)
+    found: dict[str, object] = {
+        **evaluation_entries(given),
+        "exact": {
+            tensor: {
+                "buffers": list(map(_passed, own.buffers)),
+                "dram_accesses": own.main,
+            }
+            for tensor, own in traffic.items()
+        },
+        "stripes": [
+            {"loop": str(nest.loops[buffer.begin]), **_passed(buffer)}
+            for buffer in traffic[Tensor.INPUT].stripes
+        ],
+        "paper_literal": {tensor: _literal(own) for tensor, own in as_paper.items()},
         "energy_codesign_pJ": {
+            **plain(free.by_tensor),
             "total": free_pj,
-            **free_by_tensor,
             "sram_bytes": free.sram_bytes,
         },
         "energy_codesign_per_mac_pJ": free_pj / layer.macs,
-        "compulsory_pJ": given.compulsory,
-        "energy_pJ": given.total,
-        "energy_per_mac_pJ": given.per_mac(given.total),
-        "sram_bytes": given.sram_bytes,
-        "buffers": buffer_entries(given),
-        "energy_codesign_paper_literal_pJ": paper_energy(nest, own.curves, precision),
+        "energy_codesign_paper_literal_pJ": paper_energy(nest, each.curves, precision),
     }
-    found |= time_entries(given)
     if isinstance(objective, Fixed):
         found["memory"] = objective.hierarchy.name
         found["pack"] = _packed(given)
@@ -96,49 +127,14 @@ def case_entries(
 
 def planned_entries(planned: PlannedLayer) -> dict[str, object]:
     """One layer's nest, its energy, and how good it is."""
-    found, search = planned.evaluation, planned.search
     return {
         "schema": "memplan.blocking-result",
         "version": 1,
-        "layer": layer_entry(found.layer),
-        "count": planned.count,
-        "string": str(found.nest),
-        "unroll": dict(found.nest.unroll),
-        "utilisation": array_used(found.nest, search.mapping),
-        "bits": plain(found.precision),
-        "mac_pJ": found.mac_pj,
-        **search_entry(search),
-        "gap": planned.gap,
-        "energy_pJ": found.total,
-        "energy_per_mac_pJ": found.per_mac(found.total),
-        "compulsory_pJ": found.compulsory,
-        "sram_bytes": found.sram_bytes,
-        "buffers": buffer_entries(found),
-        "energy": plain(found.shares, NAMES),
-        **time_entries(found, search.mapping),
+        **show.picked(planned, "count", "gap"),
+        **search_entry(planned.search),
+        **evaluation_entries(planned.evaluation, planned.search.mapping),
+        "energy": plain(planned.evaluation.shares, NAMES),
     }
-
-
-def time_entries(
-    found: Evaluation, mapping: MappingSearch | None = None
-) -> dict[str, object]:
-    """Cycles, where they were counted, and what takes them."""
-    busy = found.busy
-    if busy is not None and mapping is not None:
-        busy *= mapping.share(found.nest.unroll)
-    return {
-        "latency": latency_entry(found.latency),
-        "edp_pJ_cycles": found.edp,
-        "utilisation_in_time": busy,
-    }
-
-
-def curve_entries(plan: BlockingPlan) -> list[dict[str, object]]:
-    """The least energy within each budget."""
-    return [
-        {**plain(point, NAMES), "energy_per_mac_pJ": point.energy_pj / plan.macs}
-        for point in plan.curve
-    ]
 
 
 def all_entries(plan: BlockingPlan) -> dict[str, object]:
@@ -171,10 +167,7 @@ def buffer_entries(found: Evaluation) -> list[dict[str, object]]:
     counts = ("elements", "reads", "writes", "fills", "drains")
     return [
         {
-            "name": placed.name,
-            "tensor": placed.tensor.value,
-            "level": placed.level,
-            "bytes": placed.nbytes,
+            **show.picked(placed, "name", "tensor", "level", bytes="nbytes"),
             **show.picked(placed.buffer, *counts),
             "stripe_of": text(found.swept_by(placed)),
             "slides_along": text(found.slides_along(placed)),
@@ -187,27 +180,10 @@ def _of_all(found: Evaluation) -> float:
     return sum(found.by_tensor.values())
 
 
-def _exact(own: Traffic) -> dict[str, object]:
-    rows = [_passed(buffer) for buffer in own.buffers]
-    return {"buffers": rows, "dram_accesses": own.main}
-
-
-def _stripes(nest: Nest, own: Traffic) -> list[dict[str, object]]:
-    return [
-        {"loop": str(nest.loops[buffer.begin]), **_passed(buffer)}
-        for buffer in own.stripes
-    ]
-
-
 def _passed(buffer: Buffer) -> dict[str, object]:
-    return show.picked(
-        buffer,
-        "elements",
-        reads_served="reads",
-        writes_from_below="writes",
-        fills_from_above="fills",
-        drains_to_above="drains",
-    )
+    names = {"reads_served": "reads", "writes_from_below": "writes"}
+    names |= {"fills_from_above": "fills", "drains_to_above": "drains"}
+    return show.picked(buffer, "elements", **names)
 
 
 def _literal(own: PaperTraffic) -> dict[str, object]:
@@ -219,9 +195,7 @@ def _literal(own: PaperTraffic) -> dict[str, object]:
 def _packed(found: Evaluation) -> dict[str, object]:
     return {
         "accesses": {
-            level: {
-                s.tensor.value: s.accesses for s in found.shares if s.level == level
-            }
+            level: {s.tensor: s.accesses for s in found.shares if s.level == level}
             for level in found.levels
         },
         "total_pJ": _of_all(found),
@@ -242,14 +216,8 @@ def planned(
         PlannedLayer(
             evaluate(one.layer, result.nest, objective, result.memories),
             Search(
-                result.method,
-                result.seconds,
-                result.lower_bound,
-                result.proved,
-                result.space.value,
-                result.minimized,
-                result.front,
-                result.mapping,
+                *(result.method, result.seconds, result.lower_bound, result.proved),
+                *(result.space.value, result.minimized, result.front, result.mapping),
             ),
             one.count,
         )
@@ -263,29 +231,29 @@ def planned(
 def hand_over(
     plan: BlockingPlan,
     objective: Objective,
-    *,
-    output: Path | None,
-    force: bool,
-    json_: bool,
+    to: Output,
     more: Mapping[str, object] | None = None,
     rows: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Write the plan if that is asked for, and print it: as JSON with the entries
     `more`, for people with the facts `rows`."""
+    output = to.output
     if output is not None:
-        write_plan(plan, output, force=force)
+        write_plan(plan, output, force=to.force)
     alone = plan.layers[0] if len(plan.layers) == 1 else None
-    if not json_:
-        for one in plan.layers:
-            report.warn_of_idle(one.evaluation, one.search.mapping)
-    if json_:
+    if to.json_:
         entries = all_entries(plan) if alone is None else planned_entries(alone)
         if plan.memory is None:
             entries["area_mm2"] = max(_area(one, objective) for one in plan.layers)
         if plan.curve:
-            entries["curve"] = curve_entries(plan)
+            entries["curve"] = [
+                {**plain(each, NAMES), "energy_per_mac_pJ": each.energy_pj / plan.macs}
+                for each in plan.curve
+            ]
         show.as_json({**entries, **(more or {})})
         return
+    for one in plan.layers:
+        report.warn_of_idle(one.evaluation, one.search.mapping)
     if alone is not None:
         _report(alone, objective, rows)
     else:
@@ -304,7 +272,7 @@ def proof(planned: PlannedLayer) -> str:
     nests", "gap at most 1.20 % to all nests", "gap unknown: ..."."""
     search, gap = planned.search, planned.gap
     if gap is None:
-        return f"gap unknown: {report.no_bound()}"
+        return f"gap unknown: {report.NO_BOUND}"
     space = _space(search)
     if search.proved_optimal:
         return f"proved optimal among {space}"
@@ -332,17 +300,14 @@ def _report(
         how = f"least {search.minimized}, {how}"
     rows = report.nest_rows(found, objective, search.mapping)
     rows += [("method", f"{how}, {proof(planned)}")]
-    rows += [*report.energy_rows(found), *time_rows(found, search.mapping)]
+    rows += report.energy_rows(found)
+    rows += report.time_rows(found, search.mapping)
     if isinstance(objective, Codesign):
         mm2 = _area(planned, objective)
         rows.append(("area", report.area_text(mm2, objective.technology)))
     show.facts(f"memplan: {found.layer.name}", [*rows, *facts])
-    show.line("")
-    report.buffer_table(found, objective)
-    show.line("")
-    report.energy_table(found)
-    time_table(found)
-    front_table(planned)
+    report.tables(found, objective)
+    report.front_table(planned)
 
 
 def _area(planned: PlannedLayer, objective: Objective) -> float:
@@ -360,7 +325,7 @@ def _gaps(searches: Sequence[Search]) -> list[tuple[str, str]]:
         of = "".join(f"of {one}, " for one in sorted(what))
         rows.append(("gaps", f"{of}to the best of {spaces}"))
     if unknown:
-        rows.append(("unknown", report.no_bound()))
+        rows.append(("unknown", report.NO_BOUND))
     return rows
 
 
@@ -373,7 +338,7 @@ def _mapping_table(plan: BlockingPlan) -> None:
         if mapping is not None:
             counts = mapping.mappings, mapping.searched, mapping.open
             used = format_share(report.array_used(nest, mapping))
-            unroll = report.unroll_text(dict(nest.unroll)) or "one MAC"
+            unroll = report.unroll_text(nest) or "one MAC"
             row = [one.evaluation.layer.name, unroll, used]
             rows.append([*row, *(f"{n:,}" for n in counts)])
     if rows:
@@ -420,19 +385,20 @@ def _overview(
     """A line for each layer, and one for all."""
     energy = f"{report.energy(plan.total)}, {plan.total / plan.macs:.5g} pJ/MAC"
     rows = [*report.bits_rows(objective), *report.memory_rows(objective)]
-    rows += [("energy", energy), *plan_time_rows(plan)]
+    timed = report.plan_time_rows(plan)
+    rows += [("energy", energy), *timed]
     rows += _mappings([one.search.mapping for one in plan.layers])
     rows += [*_gaps([one.search for one in plan.layers]), *facts]
     show.facts(f"memplan: {len(plan.layers)} layers", rows)
     show.line("")
     lines = []
     own = isinstance(objective, Codesign)  # else memories are the same for all
-    timed = bool(plan_time_rows(plan))
     for one in plan.layers:
         found = one.evaluation
         row = [found.layer.name, str(one.count), report.amount(found.layer.macs)]
         row += [report.energy(found.total), f"{found.per_mac(found.total):.4f}"]
-        row += cycles_cells(found) * timed
+        if timed and found.latency is not None:
+            row.append(report.amount(found.latency.cycles))
         row += [format_bytes(found.sram_bytes)] * own
         known = report.gap(one)
         lines.append([*row, known, format_seconds(one.search.seconds)])
@@ -440,11 +406,11 @@ def _overview(
     runs = str(sum(one.count for one in plan.layers))
     whole = ["all", runs, report.amount(plan.macs), report.energy(plan.total)]
     whole += [f"{plan.total / plan.macs:.4f}"]
-    whole += [*[report.amount(plan.cycles or 0)] * timed, *[""] * own, ""]
+    whole += [*[report.amount(plan.cycles or 0)] * len(timed), *[""] * own, ""]
     lines.append([*whole, format_seconds(seconds)])
     columns = ["layer", "runs", "MACs", "energy", "pJ/MAC"]
-    columns += [*["cycles"] * timed, *["on chip"] * own, "gap", "time"]
+    columns += [*["cycles"] * len(timed), *["on chip"] * own, "gap", "time"]
     show.table("Each layer, run once", columns, lines)
     _mapping_table(plan)
     for one in plan.layers:
-        front_table(one, f"{one.evaluation.layer.name}: ")
+        report.front_table(one, f"{one.evaluation.layer.name}: ")

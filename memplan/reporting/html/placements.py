@@ -44,7 +44,10 @@ def placements_of(plan: Plan, trace: Trace) -> list[Placed]:
     Raises InputError where the plan was not made from `trace`.
     """
     work = _workload_of(plan, trace)
-    line = _line_of(work, trace)
+    # Of threads that take turns, each buffer is nobody's in particular.
+    line = None if work.together is not None else lives_of(trace)
+    if line is not None and work.unmarked:
+        line = unmarked_steps(line)
     first = 0
     if line is not None and work.hot is not None:
         first = line.requests(work.hot.begin).start
@@ -78,17 +81,6 @@ def _workload_of(plan: Plan, trace: Trace) -> StepWorkload:
             "others; name the trace that it was made from"
         )
     return found
-
-
-def _line_of(work: StepWorkload, trace: Trace) -> Lives | None:
-    """The allocations on which the workload's steps are counted.
-
-    None where each buffer is nobody's in particular: those of threads that take turns.
-    """
-    if work.together is not None:
-        return None
-    line = lives_of(trace)
-    return unmarked_steps(line) if work.unmarked else line
 
 
 def _rows(

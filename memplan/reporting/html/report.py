@@ -57,8 +57,8 @@ def report(
         policy=_policy(style, script),
         style=_trusted(style),
         script=_trusted(script),
-        scene=_trusted(_json(scene.entries)) if scene is not None else "",
-        columns=scene.columns.encoded() if scene is not None else "",
+        scene="" if scene is None else _trusted(_json(scene)),
+        columns="" if empty else maker.columns.encoded(),
         facts=[printable(fact) for fact in _facts(maker)],
         figures=_figures(maker, plan),
         warnings=_warnings(trace),
@@ -166,13 +166,10 @@ def _warnings(trace: Trace) -> list[str]:
         more = f" and {len(failed) - 3:,} more" if len(failed) > 3 else ""
         found.append(f"Out of memory: a request for {sizes}{more} failed.")
     if not trace.info.complete:
-        found.append(
-            "The recording is not complete: it was cut off, or its oldest events were "
-            "pushed out."
-        )
+        why = "it was cut off, or its oldest events were pushed out"
+        found.append(f"The recording is not complete: {why}.")
     if trace.info.dropped_events:
         count = trace.info.dropped_events
-        found.append(
-            f"{count:,} events are missing from the trace: live bytes are understated."
-        )
+        missing = f"{count:,} events are missing from the trace"
+        found.append(f"{missing}: live bytes are understated.")
     return found

@@ -2,26 +2,159 @@
 
 A page of a million events shows the buffers that matter most by themselves, and all of
 them in the curves; moments are thinned so that no peak and no trough is left out.
+
+A column is cut into planes, the first byte of every number, then the second, and so on:
+high bytes are alike, and compress to almost nothing. All planes of all columns stand in
+one gzip stream, in base64.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import base64
+import gzip
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, field
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memplan.arrays import Int64Array
 from memplan.core.plan import Plan
 from memplan.levels import extremes
-from memplan.reporting.html.columns import ROOT, PackedColumns, StackTree
-from memplan.reporting.html.palette import NOBODYS, Colouring, colouring
 from memplan.reporting.html.placements import NOWHERE, Placed, closed_up, placements_of
 from memplan.trace.lives import Lives, lives_of
-from memplan.trace.sites import Site
 from memplan.trace.stacks import Frame
-from memplan.trace.trace import Action, Trace
+from memplan.trace.trace import Action, Category, Trace
 from memplan.units import format_bytes
+
+# From what stays to what passes, as layers lie on one another. Told apart with any
+# colour vision by hue or lightness.
+_COLOURS = {
+    Category.PARAMETERS: "#2f4b8f",
+    Category.OPTIMIZER_STATE: "#7c5cb8",
+    Category.GRADIENTS: "#e07b26",
+    Category.INPUTS: "#e3bd3d",
+    Category.ACTIVATIONS: "#2f9e8f",
+    Category.TEMPORARIES: "#d1537a",
+    Category.UNKNOWN: "#98a1ab",
+}
+NOBODYS = "#98a1ab"  # of a plan's buffer that stands for none of the trace's
+_LIVES = (
+    ("outlives steps", "#253494"),
+    ("freed in the next step", "#e6750d"),
+    ("freed in its step", "#41b6c4"),
+)
+_PARTS = (
+    ("alive > 50 % of the run", "#253494"),
+    ("alive 10–50 %", "#2c7fb8"),
+    ("alive 1–10 %", "#41b6c4"),
+    ("alive < 1 %", "#86cfa0"),
+)
+_LIMITS = (0.01, 0.1, 0.5)
+
+
+@dataclass(frozen=True, eq=False)
+class Colouring:
+    """Names and colours, the lowest layer first; which one each buffer has, (n,)."""
+
+    entries: tuple[tuple[str, str], ...]
+    of_buffer: Int64Array
+    by_category: bool
+
+
+def colouring(lives: Lives) -> Colouring:
+    """By category; by life in steps where no category is known; or else by duration."""
+    if (lives.category != Category.UNKNOWN).any():
+        order = list(_COLOURS)
+        used = [c for c in order if (lives.category == c).any()]
+        code = np.zeros(max(Category) + 1, dtype=np.int64)
+        code[used] = np.arange(len(used))
+        entries = tuple((c.label, _COLOURS[c]) for c in used)
+        return Colouring(entries, code[lives.category], True)
+    if len(lives.bounds):
+        freed = np.searchsorted(lives.bounds, lives.end, side="right")
+        crossed = freed - lives.step
+        crossed[lives.end >= len(lives.events)] = 2  # never freed
+        return _used(_LIVES, 2 - np.minimum(crossed, 2), False)
+    part = (lives.end - lives.row) / max(len(lives.events), 1)
+    return _used(_PARTS, 3 - np.searchsorted(_LIMITS, part, side="right"), False)
+
+
+def _used(
+    entries: tuple[tuple[str, str], ...], code: Int64Array, by_category: bool
+) -> Colouring:
+    """Only those entries that a buffer has."""
+    used, of_buffer = np.unique(code, return_inverse=True)
+    chosen = tuple(entries[k] for k in used.tolist())
+    return Colouring(chosen, of_buffer.astype(np.int64), by_category)
+
+
+_KINDS = {"u1": "<u1", "u4": "<u4", "f8": "<f8"}  # what the page can read
+_LEVEL = 6
+
+
+@dataclass
+class PackedColumns:
+    """Columns in the order they were added. listed: what they are, for JSON."""
+
+    listed: list[dict[str, object]] = field(default_factory=list)
+    _planes: list[bytes] = field(default_factory=list)
+
+    def add(
+        self, name: str, values: npt.ArrayLike, kind: str, *, delta: bool = False
+    ) -> None:
+        """A column, shape (n,), of "u1", "u4" or "f8".
+
+        delta: stored as differences from the number before, which suits what ascends.
+        Integers to 2^53 are exact as "f8", and so are their differences.
+        """
+        array: npt.NDArray[Any] = np.asarray(values).astype(_KINDS[kind])
+        if delta and len(array):
+            array = np.concatenate([array[:1], array[1:] - array[:-1]])
+        width = array.dtype.itemsize
+        bytes_of = np.ascontiguousarray(array).view(np.uint8).reshape(-1, width)
+        self._planes.append(np.ascontiguousarray(bytes_of.T).tobytes())
+        entry = {"name": name, "kind": kind, "count": len(array), "delta": delta}
+        self.listed.append(entry)
+
+    def encoded(self) -> str:
+        """All planes, as base64; the same columns give the same text."""
+        packed = gzip.compress(b"".join(self._planes), _LEVEL, mtime=0)
+        return base64.b64encode(packed).decode("ascii")
+
+
+ROOT = 0
+
+
+class StackTree:
+    """Nodes by number: `parent` of each, and its `label`; node 0 is the root.
+
+    A parent comes before its children.
+    """
+
+    def __init__(self) -> None:
+        self.parent: list[int] = [ROOT]
+        self.label: list[int] = [0]
+        self.labels: list[tuple[str, int, str]] = [("", 0, "all")]
+        self._known: dict[tuple[int, int], int] = {}
+        self._numbers: dict[tuple[str, int, str], int] = {}
+
+    def node(self, frames: Iterable[Frame]) -> int:
+        """The node of a stack, outermost call first."""
+        at = ROOT
+        for frame in frames:
+            entry = (frame.filename, frame.line, frame.name)
+            number = self._numbers.setdefault(entry, len(self.labels))
+            if number == len(self.labels):
+                self.labels.append(entry)
+            parent, at = at, self._known.setdefault((at, number), len(self.parent))
+            if at == len(self.parent):
+                self.parent.append(parent)
+                self.label.append(number)
+        return at
+
 
 _MOST_BOXES = 60_000  # of a placement
 _MOST_STEPS = 20_000
@@ -29,17 +162,10 @@ MOST_BUFFERS = 120_000  # that a page shows one by one
 MOST_MOMENTS = 120_000
 
 
-@dataclass(frozen=True, eq=False)
-class Scene:
-    """The page's data: `entries` for JSON, `columns` of numbers beside them."""
-
-    entries: dict[str, object]
-    columns: PackedColumns
-
-
 @dataclass(eq=False)
 class SceneMaker:
-    """A trace, and what was found in it. paths: whether files keep their folders."""
+    """A trace, and what was found in it: `columns` of numbers, beside the entries for
+    JSON that `made` returns. paths: whether files keep their folders."""
 
     trace: Trace
     paths: bool = True
@@ -54,7 +180,7 @@ class SceneMaker:
         """The most bytes alive at one moment."""
         return int(self.lives.live_bytes.max(initial=0))
 
-    def made(self, plan: Plan | None) -> Scene:
+    def made(self, plan: Plan | None) -> dict[str, object]:
         """The page's data; with `plan`, its placements, too.
 
         Raises InputError where the plan was not made from the trace.
@@ -63,7 +189,7 @@ class SceneMaker:
         shown = most_telling(self.lives)
         self._add_curves(np.array([tick for tick, _ in failed], dtype=np.int64))
         top = self._add_boxes(shown)
-        entries: dict[str, object] = {
+        return {
             "ticks": self.lives.ticks,
             "peak": self.peak,
             "peak_tick": tick_of(self.lives, self.lives.peak_row),
@@ -72,14 +198,24 @@ class SceneMaker:
                 for name, colour in self.colouring.entries
             ],
             "nobodys": NOBODYS,
-            "sites": [self._site(site) for site in self.lives.sites],
+            "sites": [
+                [self._path(site.file), *astuple(site)[1:]] for site in self.lives.sites
+            ],
             "ooms": [{"tick": tick, "size": size} for tick, size in failed],
             "address_top": top,
             "traced": self._words(len(shown)),
             "labels": self._add_stacks(shown),
-            "plan": None if plan is None else self._add_plan(plan),
+            "plan": None
+            if plan is None
+            else {
+                "room": "lane" if plan.lanes else "arena",
+                "placements": [
+                    self._add_placement(k, placed, plan)
+                    for k, placed in enumerate(placements_of(plan, self.trace))
+                ],
+            },
+            "columns": self.columns.listed,
         }
-        return Scene({**entries, "columns": self.columns.listed()}, self.columns)
 
     def _add_curves(self, always: Int64Array) -> None:
         lives = self.lives
@@ -91,10 +227,9 @@ class SceneMaker:
         self.columns.add("steps", steps, "u4", delta=True)
         for code in range(len(self.colouring.entries)):
             chosen = self.colouring.of_buffer == code
-            live = lives.live_of(np.where(chosen, lives.size, 0))[
-                lives.tick_row[moments]
-            ]
-            self.columns.add(f"live{code}", live, "f8", delta=True)
+            live = lives.live_of(np.where(chosen, lives.size, 0))
+            shown = live[lives.tick_row[moments]]
+            self.columns.add(f"live{code}", shown, "f8", delta=True)
 
     def _add_boxes(self, shown: Int64Array) -> int:
         """The buffers shown one by one; how high their addresses reach."""
@@ -129,15 +264,6 @@ class SceneMaker:
         origin = self.trace.stacks.origin(index)
         words = " · ".join(filter(None, (origin.module, origin.operator)))
         return [*calls, Frame("", 0, words)] if words else calls
-
-    def _add_plan(self, plan: Plan) -> dict[str, object]:
-        found = placements_of(plan, self.trace)
-        return {
-            "room": "lane" if plan.lanes else "arena",
-            "placements": [
-                self._add_placement(k, placed, plan) for k, placed in enumerate(found)
-            ],
-        }
 
     def _add_placement(self, k: int, placed: Placed, plan: Plan) -> dict[str, object]:
         area = placed.size.astype(np.float64) * (placed.right - placed.left)
@@ -183,10 +309,6 @@ class SceneMaker:
         ticks = np.maximum(np.searchsorted(self.lives.tick_row, rows) - 1, 0)
         sizes = events.requested_size[rows]
         return list(zip(ticks.tolist(), sizes.tolist(), strict=True))
-
-    def _site(self, site: Site) -> list[object]:
-        file = self._path(site.file)
-        return [file, site.line, site.function, site.module, site.operator]
 
     def _path(self, file: str) -> str:
         return file if self.paths else PurePosixPath(file.replace("\\", "/")).name

@@ -46,9 +46,8 @@ def to_snapshot(trace: Trace) -> dict[str, Any]:
     """The snapshot: dicts, lists, texts and numbers, as torch's own has them."""
     events = trace.events
     if len(events) and int(events.device.min()) < 0:
-        raise InputError(
-            "an event's device is negative; a snapshot has no place for it"
-        )
+        problem = "an event's device is negative; a snapshot has no place for it"
+        raise InputError(problem)
     devices = int(events.device.max(initial=0)) + 1
     histories: list[list[dict[str, Any]]] = [[] for _ in range(devices)]
     frames = _frames_of(trace.stacks)
@@ -123,11 +122,8 @@ def _segments(trace: Trace, frames: _Frames) -> list[dict[str, Any]]:
         apart = np.append(0, np.flatnonzero(begin[1:] > end[:-1]) + 1)
         for first, last in zip(apart, np.append(apart[1:], len(rows)), strict=True):
             inside = rows[first:last]
-            found.append(
-                _segment(
-                    trace, frames, inside, inside[live[inside]], int(end[last - 1])
-                )
-            )
+            there, stop = inside[live[inside]], int(end[last - 1])
+            found.append(_segment(trace, frames, inside, there, stop))
     return found
 
 

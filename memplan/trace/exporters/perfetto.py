@@ -49,23 +49,15 @@ def _named(what: str, process: int, thread: int, name: str) -> dict[str, object]
 
 
 def _steps(
-    events: Columns,
-    rows: Int64Array,
-    times: np.ndarray[tuple[int], np.dtype[np.float64]],
+    events: Columns, rows: Int64Array, times: Float64Array
 ) -> Iterator[dict[str, object]]:
     if not len(rows):
         return
     ends = np.append(times[rows[1:]], times[-1])
     for number, (row, end) in enumerate(zip(rows.tolist(), ends, strict=True), 1):
-        begin = float(times[row])
-        where = {"ph": "X", "pid": int(events.device[row]), "tid": _STEPS}
-        yield {
-            "name": f"step {number}",
-            "cat": "step",
-            **where,
-            "ts": begin,
-            "dur": float(end) - begin,
-        }
+        begin, device = float(times[row]), int(events.device[row])
+        named = {"name": f"step {number}", "cat": "step", "ph": "X", "pid": device}
+        yield {**named, "tid": _STEPS, "ts": begin, "dur": float(end) - begin}
 
 
 def _buffers(trace: Trace, times: Float64Array) -> Iterator[dict[str, object]]:

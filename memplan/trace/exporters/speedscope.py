@@ -9,7 +9,7 @@ import numpy as np
 from memplan.arrays import Int64Array
 from memplan.files import PathLike, atomic_write
 from memplan.trace.lives import lives_of
-from memplan.trace.stacks import NO_STACK, Frame, StackTable
+from memplan.trace.stacks import Frame
 from memplan.trace.trace import Trace
 from memplan.version import __version__
 
@@ -56,7 +56,11 @@ def _profile(
     sums = np.zeros(len(numbers), dtype=np.int64)
     np.add.at(sums, where, size)
     order = np.argsort(-sums, kind="stable").tolist()
-    samples = [_sample(int(numbers[k]), trace.stacks, frames) for k in order]
+    # Numbers of frames, outermost call first.
+    samples = [
+        [frames.setdefault(f, len(frames)) for f in reversed(calls or (_UNKNOWN,))]
+        for calls in (trace.stacks[int(numbers[k])] for k in order)
+    ]
     return {
         "type": "sampled",
         "name": name,
@@ -66,12 +70,6 @@ def _profile(
         "samples": samples,
         "weights": [int(sums[k]) for k in order],
     }
-
-
-def _sample(stack: int, stacks: StackTable, frames: dict[Frame, int]) -> list[int]:
-    """Numbers of frames, outermost call first."""
-    calls = stacks[stack] if stack != NO_STACK else ()
-    return [frames.setdefault(f, len(frames)) for f in reversed(calls or (_UNKNOWN,))]
 
 
 def _entry(frame: Frame) -> dict[str, object]:

@@ -38,32 +38,28 @@ _REMEDY = "make it with torch.cuda.memory._dump_snapshot"
 _NAMES = {ord(code.code): code.name for code in pickletools.opcodes}
 
 
-def load_plain(data: bytes, path: PathLike) -> object:
-    """The value a pickle of plain data stands for; runs no code, imports nothing.
+def value_of(plain: Plain, cell: int) -> object:
+    """A part of what a pickle stands for, as Python objects.
 
     Shared objects stay shared: walk the value through a cache of what was seen.
-    Raises FormatError, naming the instruction and its byte, for anything that is
-    not plain data, is cut off, goes on after its end, or passes a limit.
     """
-    plain = parse_plain(data, path)
-    return value_of(plain, plain.root)
-
-
-def value_of(plain: Plain, cell: int) -> object:
-    """A part of what a pickle stands for, as Python objects."""
     return plain.values(np.array([cell], dtype=np.uint64))[0]
 
 
-def parse_plain(data: bytes, path: PathLike) -> Plain:
-    """What the pickle stands for, not yet made Python objects: those of a snapshot
-    would take up ten times the file. Raises FormatError as `load_plain` does."""
+def parse_plain(data: bytes, path: PathLike, text_bytes: int = MAX_TEXT_BYTES) -> Plain:
+    """What a pickle of plain data stands for; runs no code, imports nothing.
+
+    Not yet Python objects: those of a snapshot would take up ten times the file. Raises
+    FormatError, naming the instruction and its byte, for anything that is not plain
+    data, is cut off, goes on after its end, or passes a limit. text_bytes: of a text.
+    """
     from memplan.native._plain import Limits, Plain
 
     limits = Limits(
         memory=MEMORY_PER_BYTE * len(data) + MEMORY_ANYWAY,
         steps=int(STEPS_PER_BYTE * len(data)) + STEPS_ANYWAY,
         marks=MAX_MARKS,
-        text_bytes=MAX_TEXT_BYTES,
+        text_bytes=text_bytes,
         long_bytes=MAX_INTEGER_BYTES,
         protocol=MAX_PROTOCOL,
         **_WEIGHTS,

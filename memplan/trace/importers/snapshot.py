@@ -8,11 +8,13 @@ size, stream, frames, ...}` entries. A block's life ends when its free completed
 
 from __future__ import annotations
 
+import io
+import pickle
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -30,16 +32,19 @@ from memplan.trace.importers.snapshot_history import (
     MAX_ADDRESS,
     OTHER,
     REMEDY,
+    Entries,
     History,
-    ObjectEntries,
-    PlainEntries,
     Reader,
     Stacks,
     match,
     rounded,
 )
+from memplan.trace.reserved import Segments
 from memplan.trace.stacks import NO_STACK
 from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+
+if TYPE_CHECKING:
+    from memplan.native._plain import Plain
 
 MARK_TAG = "memplan:"  # + a count of marks, in the metadata of entries after them
 MOST_SEGMENTS = 10_000  # changes of them that are undone one by one
@@ -95,7 +100,8 @@ def read(file: Opened, device: int | None = None) -> Trace:
     device not in it.
     """
     if file.kind is Kind.PICKLE:
-        found = _from_pickle(file, device)
+        plain = parse_plain(file.read(), file.path)
+        found = _imported(plain, file.path, device, ())
     else:
         found = from_snapshot(file.json(), device=device, path=file.path)
     info = replace(
@@ -106,28 +112,9 @@ def read(file: Opened, device: int | None = None) -> Trace:
     return replace(found.trace, info=info)
 
 
-def _from_pickle(file: Opened, device: int | None) -> Imported:
-    plain = parse_plain(file.read(), file.path)
-    history = plain.get(plain.root, "device_traces")
-    if history is None or not plain.is_list(history):
-        # What is wrong with it, the reader of Python objects says.
-        value = value_of(plain, plain.root)
-        return from_snapshot(value, device=device, path=file.path)
-    cells = [plain.item(history, i) for i in range(plain.length(history))]
-    for i, cell in enumerate(cells):
-        if not plain.is_list(cell):
-            raise _no_list(file.path, i, value_of(plain, cell))
-    index = _choose([plain.length(cell) > 0 for cell in cells], device, file.path)
-    reader = Reader(file.path, index, PlainEntries(plain, cells[index]))
-    segments = plain.get(plain.root, "segments")
-    value = None if segments is None else value_of(plain, segments)
-    return _imported(reader, value, index, ())
-
-
-def devices_of(snapshot: object, path: PathLike = "the snapshot") -> list[int]:
-    """The devices that have a history, ascending. Raises FormatError."""
-    histories = _histories(snapshot, path)
-    return [i for i, history in enumerate(histories) if history]
+def devices_of(snapshot: Any) -> list[int]:
+    """The devices that have a history in what torch returned, ascending."""
+    return [i for i, history in enumerate(snapshot["device_traces"]) if history]
 
 
 def from_snapshot(
@@ -146,31 +133,34 @@ def from_snapshot(
     kept. Raises FormatError naming the
     entry and field, UsageError for a device that is not there.
     """
-    histories = _histories(snapshot, path)
-    index = _choose([bool(history) for history in histories], device, path)
-    assert isinstance(snapshot, dict)
-    reader = Reader(path, index, ObjectEntries(histories[index]))
-    return _imported(reader, snapshot.get("segments"), index, marks)
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, value: object) -> NoReturn:
+            raise FormatError(path, f"{shown(value)} is not an integer", REMEDY)
+
+    stream = io.BytesIO()
+    Pickler(stream, 4).dump(snapshot)
+    data = stream.getvalue()
+    return _imported(parse_plain(data, path, len(data)), path, device, marks)
 
 
-def _histories(snapshot: object, path: PathLike) -> list[list[Any]]:
-    if isinstance(snapshot, list):
+def _histories(plain: Plain, path: PathLike) -> list[int]:
+    """The cells of the devices' histories."""
+    if plain.is_list(plain.root):
         problem = "a snapshot in the old form, of segments without their history"
         raise FormatError(path, problem, REMEDY)
-    if not isinstance(snapshot, dict) or "device_traces" not in snapshot:
+    found = plain.get(plain.root, "device_traces")
+    if found is None:
         raise FormatError(path, "not a memory snapshot: no device_traces", REMEDY)
-    histories = snapshot["device_traces"]
-    if not isinstance(histories, list):
-        raise FormatError(path, f"device_traces is {shown(histories)}, not a list")
-    for i, history in enumerate(histories):
-        if not isinstance(history, list):
-            raise _no_list(path, i, history)
-    return histories
-
-
-def _no_list(path: PathLike, i: int, history: object) -> FormatError:
-    problem = f"device_traces[{i}] is {shown(history)}, not a list"
-    return FormatError(path, problem, REMEDY)
+    if not plain.is_list(found):
+        problem = f"device_traces is {shown(value_of(plain, found))}, not a list"
+        raise FormatError(path, problem)
+    cells = [plain.item(found, i) for i in range(plain.length(found))]
+    for i, cell in enumerate(cells):
+        if not plain.is_list(cell):
+            problem = f"device_traces[{i}] is {shown(value_of(plain, cell))}"
+            raise FormatError(path, f"{problem}, not a list", REMEDY)
+    return cells
 
 
 def _choose(held: list[bool], device: int | None, path: PathLike) -> int:
@@ -179,11 +169,9 @@ def _choose(held: list[bool], device: int | None, path: PathLike) -> int:
         raise FormatError(path, "holds no memory history", REMEDY)
     if device is None and len(present) > 1:
         listed = ", ".join(map(str, present))
-        raise FormatError(
-            path,
-            f"holds the histories of devices {listed}",
-            "choose one with --device N; in Python: read_trace(path, device=N)",
-        )
+        remedy = "choose one with --device N; in Python: read_trace(path, device=N)"
+        problem = f"holds the histories of devices {listed}"
+        raise FormatError(path, problem, remedy)
     if device is not None and device not in present:
         listed = ", ".join(map(str, present))
         raise UsageError(f"device {device}: {path} holds device {listed} only")
@@ -191,8 +179,13 @@ def _choose(held: list[bool], device: int | None, path: PathLike) -> int:
 
 
 def _imported(
-    reader: Reader, segments: object, device: int, marks: Sequence[HistoryMark]
+    plain: Plain, path: PathLike, chosen: int | None, marks: Sequence[HistoryMark]
 ) -> Imported:
+    cells = _histories(plain, path)
+    device = _choose([plain.length(cell) > 0 for cell in cells], chosen, path)
+    reader = Reader(path, device, Entries(plain, cells[device]))
+    cell = plain.get(plain.root, "segments")
+    segments = None if cell is None else value_of(plain, cell)
     history = reader.read()
     reserved, blocks = _start_of(segments, reader, history, device)
     stacks = Stacks(reader)
@@ -292,31 +285,15 @@ def _segments_before(
     held: list[tuple[int, int]], history: History, rows: Int64Array
 ) -> list[tuple[int, int]]:
     """Address and bytes of each, the history undone from its end. rows: its changes."""
-    low = [address for address, _ in held] + history.address[rows].tolist()
-    size = [size for _, size in held] + history.size[rows].tolist()
-    made = history.action[rows] == Action.SEGMENT_ALLOC
-    edges = sorted({*low, *(a + b for a, b in zip(low, size, strict=True))})
-    place = {edge: i for i, edge in enumerate(edges)}
-    there = np.zeros(len(edges), dtype=np.bool_)
-    # Where one begins, another one that touches it ends.
-    begins = np.zeros(len(edges), dtype=np.bool_)
-    spans = [(place[a], place[a + b]) for a, b in zip(low, size, strict=True)]
-    for first, last in spans[: len(held)]:
-        there[first:last] = True
-        begins[first] = True
-    undone = zip(spans[len(held) :], made.tolist(), strict=True)
-    for (first, last), mapped in reversed(list(undone)):
-        there[first:last] = not mapped
-        begins[first] |= not mapped
-    before = np.concatenate([np.zeros(1, dtype=np.bool_), there[:-1]])
-    after = np.concatenate([there[1:], np.zeros(1, dtype=np.bool_)])
-    starts = np.flatnonzero(there & (begins | ~before))
-    cut = np.concatenate([begins[1:], np.ones(1, dtype=np.bool_)])
-    stops = np.flatnonzero(there & (~after | cut)) + 1
-    return [
-        (edges[i], edges[j] - edges[i])
-        for i, j in zip(starts.tolist(), stops.tolist(), strict=True)
-    ]
+    segments = Segments()
+    for address, size in held:
+        segments.add(address, address + size)
+    columns = (history.action, history.address, history.size)
+    changes = zip(*(column[rows].tolist() for column in columns), strict=True)
+    for action, address, size in reversed(list(changes)):
+        undo = segments.cut if action == Action.SEGMENT_ALLOC else segments.add
+        undo(address, address + size)
+    return [(begin, end - begin) for begin, end in segments.spans()]
 
 
 def _held(
@@ -432,21 +409,20 @@ def _with_marks(
 def _marks_before(reader: Reader, marks: Sequence[HistoryMark]) -> Int64Array:
     """How many marks come before each entry."""
     times = [mark.time_us for mark in marks]
-    counts = []
-    for i, now in enumerate(reader.times().tolist()):
-        entry: Any = reader.entries.value(i)
-        counts.append(_count_before(entry, now, times))
+    tags = reader.entries.objects("user_metadata")
+    rows = zip(tags, reader.times().tolist(), strict=True)
+    counts = [_count_before(tag, now, times) for tag, now in rows]
     return np.array(list(accumulate(counts, max)), dtype=np.int64)
 
 
-def _count_before(entry: dict[str, Any], now: int, times: list[int]) -> int:
-    """How many of the marks at `times` come before an entry of time `now`.
+def _count_before(text: object, now: int, times: list[int]) -> int:
+    """How many of the marks at `times` come before an entry of time `now`; text: its
+    tag.
 
     Clocks differ by microseconds, so close to a mark the entry's tag decides. Farther
     away it does not: another device's entries may bear an old one, or the program's.
     """
     by_time = bisect_left(times, now)
-    text = entry.get("user_metadata")
     if not isinstance(text, str) or not text.startswith(MARK_TAG):
         return by_time
     number = text[len(MARK_TAG) :]

@@ -1,9 +1,8 @@
 """One device's history in a memory snapshot: its entries as columns, checked, and who
-asked. The entries are Python objects, or cells of a pickle that never become any."""
+asked. The entries are cells of a pickle, which need not become Python objects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -43,57 +42,8 @@ _ACTIONS = {
 OTHER = 255  # an entry that is no event of a trace
 
 
-class ObjectEntries:
-    """A history as a list of dicts: fetched from torch, or read from JSON."""
-
-    def __init__(self, history: Sequence[Any]) -> None:
-        self._history = history
-
-    def __len__(self) -> int:
-        return len(self._history)
-
-    def misfit(self) -> int | None:
-        """The first entry that is no dict, or has too many keys; None for none."""
-        rows = enumerate(self._history)
-        return next((i for i, entry in rows if not isinstance(entry, dict)), None)
-
-    def actions(self) -> list[object]:
-        """The `action` of each entry, None where there is none."""
-        return [entry.get("action") for entry in self._history]
-
-    def integers(self, name: str) -> tuple[UInt64Array, BoolArray, BoolArray]:
-        """The values of a field; where they are integers from 0 to 2^64 - 1; and where
-        there is such a field at all."""
-        values = [entry.get(name) for entry in self._history]
-        good = [type(v) is int and 0 <= v <= MAX_ADDRESS for v in values]
-        numbers = [v if ok else 0 for v, ok in zip(values, good, strict=True)]
-        present = [name in entry for entry in self._history]
-        found = np.array(numbers, dtype=np.uint64)
-        return found, np.array(good, np.bool_), np.array(present, np.bool_)
-
-    def identities(self, name: str) -> tuple[list[Any], Int64Array]:
-        """The different objects in a field, shared ones once, and which of them each
-        entry has; -1 where there is none."""
-        places: dict[int, int] = {}
-        found: list[Any] = []
-        rows = np.full(len(self), -1, dtype=np.int64)
-        for i, entry in enumerate(self._history):
-            value = entry.get(name)
-            if not value:
-                continue
-            place = places.setdefault(id(value), len(found))
-            if place == len(found):
-                found.append(value)
-            rows[i] = place
-        return found, rows
-
-    def value(self, i: int) -> object:
-        """The entry as a Python object."""
-        return self._history[i]
-
-
-class PlainEntries:
-    """The same of a list in a pickle of plain data."""
+class Entries:
+    """A history: a list of dicts in a pickle of plain data."""
 
     def __init__(self, plain: Plain, cell: int) -> None:
         self._plain, self._cell = plain, cell
@@ -102,19 +52,20 @@ class PlainEntries:
         return self._plain.length(self._cell)
 
     def misfit(self) -> int | None:
+        """The first entry that is no dict, or has too many keys; None for none."""
         most, place = self._plain.widest(self._cell)
-        if 0 <= most <= MAX_KEYS:
-            return None
-        return place
+        return None if 0 <= most <= MAX_KEYS else place
 
-    def actions(self) -> list[object]:
-        different, rows = np.unique(
-            self._plain.column(self._cell, "action"), return_inverse=True
-        )
-        names = self._plain.values(different)
-        return [names[row] for row in rows.tolist()]
+    def objects(self, name: str) -> list[object]:
+        """The value of a field in each entry, None where there is none."""
+        cells = self._plain.column(self._cell, name)
+        different, rows = np.unique(cells, return_inverse=True)
+        values = self._plain.values(different)
+        return [values[row] for row in rows.tolist()]
 
     def integers(self, name: str) -> tuple[UInt64Array, BoolArray, BoolArray]:
+        """The values of a field; where they are integers from 0 to 2^64 - 1; and where
+        there is such a field at all."""
         from memplan.native._plain import ABSENT
 
         cells = self._plain.column(self._cell, name)
@@ -122,6 +73,8 @@ class PlainEntries:
         return values, good.astype(np.bool_), cells != np.uint64(ABSENT)
 
     def identities(self, name: str) -> tuple[list[Any], Int64Array]:
+        """The different objects in a field, shared ones once, and which of them each
+        entry has; -1 where there is none."""
         cells = self._plain.column(self._cell, name)
         different, rows = np.unique(cells, return_inverse=True)
         values = self._plain.values(different)
@@ -131,10 +84,8 @@ class PlainEntries:
         return kept, places[rows]
 
     def value(self, i: int) -> object:
+        """The entry as a Python object."""
         return value_of(self._plain, self._plain.item(self._cell, i))
-
-
-Entries = ObjectEntries | PlainEntries
 
 
 @dataclass(frozen=True)
@@ -177,9 +128,13 @@ class Reader:
         action[sized & (size == 0)] = OTHER
         made &= action != OTHER
         stream = self._integers("stream", made, MAX_INTEGER).astype(np.int64)
-        free = self._oom_free(action)
-        address = np.where(action == Action.OOM, free, address)
-        requested = self._requested(made, size)
+        # Of a failed request what the device had free, 0 where that is not told.
+        free, told, _ = self.entries.integers("device_free")
+        address = np.where(action == Action.OOM, np.where(told, free, 0), address)
+        # What was asked for; the size where that is not told, or cannot be.
+        values, told, _ = self.entries.integers(REQUESTED)
+        told &= made & (values > 0) & (values <= size.astype(np.uint64))
+        requested = np.where(told, values, size).astype(np.int64)
         matched = match(action, address, size, requested, stream)
         times = self.times()
         return History(action, address, size, requested, stream, times, matched)
@@ -199,7 +154,7 @@ class Reader:
         raise FormatError(self.path, f"{where}: {problem}", REMEDY)
 
     def _actions(self) -> npt.NDArray[np.uint8]:
-        names = self.entries.actions()
+        names = self.entries.objects("action")
         for name in set(map(type, names)) - {str}:
             i = next(i for i, each in enumerate(names) if type(each) is name)
             self.fail(i, "", f"{shown(self.entries.value(i))} has no action")
@@ -218,19 +173,6 @@ class Reader:
             entry: Any = self.entries.value(i)
             problem = f"{shown(entry.get(name))} is not an integer from 0 to {most}"
             self.fail(i, name, problem)
-
-    def _requested(self, made: BoolArray, size: Int64Array) -> Int64Array:
-        """What was asked for; the size where that is not told, or cannot be."""
-        values, good, _ = self.entries.integers(REQUESTED)
-        good &= made & (values > 0) & (values <= size.astype(np.uint64))
-        return np.where(good, values, size).astype(np.int64)
-
-    def _oom_free(self, action: npt.NDArray[np.uint8]) -> UInt64Array:
-        """What the device had free at each failed request, 0 where that is not told."""
-        if not (action == Action.OOM).any():
-            return np.zeros(len(action), dtype=np.uint64)
-        values, good, _ = self.entries.integers("device_free")
-        return np.where(good, values, np.uint64(0))
 
 
 def match(
