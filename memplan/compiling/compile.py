@@ -29,7 +29,9 @@ from memplan.graph.check import (
 )
 from memplan.graph.clock import seconds, timed
 from memplan.graph.execute import NoTapeError
+from memplan.graph.export import first_line
 from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
+from memplan.graph.order import EFFORT
 from memplan.graph.program import Loop, Program
 from memplan.graph.reach import Attributes
 from memplan.units import format_bytes
@@ -38,6 +40,7 @@ MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
 PATIENT = 1.5  # seconds of a second measurement
 BUILT = 2  # modules with loops for a goal
+LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
 
 
 @dataclass(frozen=True)
@@ -215,11 +218,15 @@ class _Compiling:
     def _made(self, program: Program, again: tuple[str, ...] = ()) -> Compiled:
         """A module that runs `program`, measured; the model itself if that is wrong."""
         self._progress("planning")
+        loops = any(isinstance(step, Loop) for step in program.ops)
+        effort = EFFORT // LESS if loops else EFFORT
         for pack in self._packs:
             try:
-                runner = Runner(self._target, program, self._inputs, pack)
+                runner = Runner(self._target, program, self._inputs, pack, effort)
             except NoTapeError as refusal:
                 return self._unchanged(f"it has {refusal}, which a tape cannot hold")
+            except Exception as failure:  # the model itself runs
+                return self._unchanged(f"internal error: {first_line(failure)}")
             packed = runner.schedule.packed
             self._packed = max(self._packed, packed)
             if not packed or len(self._packs) == 1:
@@ -235,7 +242,10 @@ class _Compiling:
     def _checked(
         self, runner: Runner, program: Program, again: tuple[str, ...]
     ) -> Compiled:
-        runner(self._inputs)
+        try:
+            runner(self._inputs)
+        except Exception as failure:  # as above, of torch's kernels
+            return self._unchanged(f"internal error: {first_line(failure)}")
         self._progress("checking the results")
         error = self._error(runner)
         if error > (most := tolerance_of([self._inputs.run(self._model)])):

@@ -23,6 +23,7 @@ aten = torch.ops.aten
 
 TRANSPOSED = aten.conv_transpose2d.input
 CONVOLUTIONS = {aten.conv2d.default, aten.convolution.default, TRANSPOSED}
+CONTIGUOUS = {aten.native_group_norm.default}  # refuse an input that lies otherwise
 # Activations that oneDNN applies to what it has computed, and its names for them. Of a
 # NaN its relu and hardtanh make a number, so they are not among them.
 ACTIVATIONS = {
@@ -124,6 +125,7 @@ class _Packing:
         self._to = Builder(flat.program, inference)
         self._values: dict[str, Argument] = {}
         self._made: dict[str, Tensor] = {}
+        self._buffers = _buffers(flat.program)
         self._known: dict[tuple[object, ...], tuple[Ref, Ref | None]] = {}
 
     def flat(self) -> tuple[Flat, int]:
@@ -151,6 +153,14 @@ class _Packing:
     def _again(self, op: Op) -> Ref:
         """The operator on operands that may lie otherwise now."""
         args, kwargs = mapped((op.args, op.kwargs), lambda ref: self._values[ref.name])
+        if op.name in self._buffers:
+            args = (
+                args[0],
+                list(_channels_last(self._flat.program.metas[op.name]).strides),
+            )
+        if op.target in CONTIGUOUS and not self._to.meta(args[0]).contiguous:
+            name = f"{op.name}_contiguous"
+            args = (self._to.add(op, name, aten.contiguous.default, args[0]), *args[1:])
         try:
             return self._to.add(op, op.name, op.target, *args, **kwargs)
         except ShapeError:
@@ -217,6 +227,28 @@ class _Packing:
         program.metas[name] = Meta(shape, strides, plain.dtype, "cpu")
         self._made[name] = stored
         return Ref(name)
+
+
+def _buffers(program: Program) -> set[str]:
+    """Buffers of pictures that loops fill and other operators read, so that they may
+    lie channels last; those of the program's results stay as they are."""
+    filled = {
+        op.name: op.operands()[0]
+        for op in program.ops
+        if isinstance(op, Op) and op.key == "aten.slice_scatter"
+    }
+    given = set(refs(program.outputs))
+    while more := {filled[name] for name in given & filled.keys()} - given:
+        given |= more
+    return {
+        op.name
+        for op in program.ops
+        if isinstance(op, Op)
+        and op.key == "aten.empty_strided"
+        and op.name not in given
+        and len(program.metas[op.name].shape) == 4
+        and program.metas[op.name].contiguous
+    }
 
 
 def _numbers(op: Op) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from memplan.errors import UsageError
 from memplan.graph.call import Form, Inputs
 from memplan.graph.capture import Target
 from memplan.graph.export import first_line
+from memplan.graph.order import EFFORT
 from memplan.graph.program import Program, mapped
 from memplan.graph.requests import fills_new_memory
 from memplan.graph.standin import Run, StandIn, intercepted
@@ -27,11 +28,17 @@ class Runner:
     """A model's program in an arena, bound to the weights as they are now."""
 
     def __init__(
-        self, target: Target, program: Program, inputs: Inputs, pack: bool = False
+        self,
+        target: Target,
+        program: Program,
+        inputs: Inputs,
+        pack: bool = False,
+        effort: int = EFFORT,
     ) -> None:
         """target: the exported model. program: what is to run, with or without loops.
-        inputs: of the form that it was exported with. pack: see `scheduled`."""
-        self.target, self._program, self._pack = target, program, pack
+        inputs: of the form that it was exported with. pack, effort: see `scheduled`."""
+        self.target, self._program = target, program
+        self._pack, self._effort = pack, effort
         self._weights = Weights(target.module, target.exported.constants)
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
@@ -50,7 +57,11 @@ class Runner:
         constants = {name: self._weights[place].detach() for name, place in places}
         with torch.inference_mode(False), torch.no_grad():
             self.schedule: Schedule = scheduled(
-                self._program, constants, tensors_of(inputs), self._pack
+                self._program,
+                constants,
+                tensors_of(inputs),
+                self._pack,
+                self._effort,
             )
         self.pool = Pool(self.schedule)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import getitem
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -181,6 +182,9 @@ class _Expansion:
             return self._values[at.name] if isinstance(at, Ref) else at.at(ranges)
 
         args, kwargs = mapped((op.args, op.kwargs), value)
+        if op.target is getitem and not isinstance(args[0], Ref):
+            self._values[op.name] = args[0][args[1]]  # of an inlined function's results
+            return
         placed = Op(op.name, op.target, args, kwargs, op.line)
         if not isinstance(op.target, torch._ops.OpOverload | BuiltinFunctionType):
             self._values[op.name] = self._inlined(placed)

@@ -20,7 +20,7 @@ from memplan.errors import MemplanError
 from memplan.graph.execute import Layout, Tape
 from memplan.graph.infer import Inference
 from memplan.graph.lives import ALIGNMENT, lives
-from memplan.graph.order import Order, least_peak, reordered, tasks_of
+from memplan.graph.order import EFFORT, Order, least_peak, reordered, tasks_of
 from memplan.graph.program import Program
 from memplan.recording.shim import install
 from memplan.solving.solve import solve
@@ -65,12 +65,14 @@ def scheduled(
     constants: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
     pack: bool = False,
+    effort: int = EFFORT,
 ) -> Schedule:
     """A program for inputs of these shapes, on a CPU.
 
     constants: the values of `program.constants`. pack: whether weights of convolutions
-    are kept in their kernels' layout, too. The order is the best that is found, offsets
-    come from `memplan.solve`. Raises MemplanError if they do not verify.
+    are kept in their kernels' layout, too. effort: of the search for an order, the
+    best of which is taken. Offsets come from `memplan.solve`. Raises MemplanError if
+    they do not verify.
     """
     install("memplan.compile")  # it sees what operators ask for, and serves it
     inference, nbytes = Inference(), 0
@@ -79,7 +81,7 @@ def scheduled(
         flat, nbytes = packed(flat, inference)
     ways = ways_of(flat.program, flat.constants, inputs)
     candidates = partial(ways.overwritable, flat.program)
-    order = least_peak(tasks_of(flat.program, ways.beside, candidates))
+    order = least_peak(tasks_of(flat.program, ways.beside, candidates), effort)
     flat = replace(flat, program=reordered(flat.program, order.order))
     found = lives(flat.program, ways.served.keys(), ways.asked, candidates)
     plan = solve(found.problem)

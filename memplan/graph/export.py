@@ -138,8 +138,11 @@ def functional(node: fx.Node) -> OpOverload | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The error's kind and the first line of what it says."""
+    """The error's kind and the first line of what it says; of TorchScript's the last,
+    which is the error within."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if "TorchScript interpreter" in str(error):
+        return lines[-1]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from memplan.blocking.design.network import NETWORKS
 from memplan.blocking.nest.layer import Layer
-from memplan.blocking.run.models import layers_of, layers_of_model
+from memplan.blocking.run.models import layers_of_model
 from memplan.errors import InputError, MemplanError, UsageError
 
 torch = pytest.importorskip("torch")
@@ -138,17 +138,3 @@ def test_the_papers_networks_have_its_multiplications() -> None:
     assert macs("vgg-d", window=True) == pytest.approx(15.3, abs=0.05)
     assert macs("vgg-b", window=False) == pytest.approx(0.124, abs=0.001)
     assert macs("alexnet", window=True) == pytest.approx(0.666, abs=0.001)
-
-
-def test_the_model_keeps_nothing_of_the_run() -> None:
-    class Keeping(torch.nn.Linear):
-        seen: torch.Tensor | None = None
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen = super().forward(x)
-            return self.seen
-
-    model = Keeping(3, 4)
-    found = layers_of(model, (torch.randn(2, 3),))
-    assert [one.layer for one in found.layers] == [Layer("Keeping", 1, 1, 3, 4, B=2)]
-    assert model.seen is None and model.training

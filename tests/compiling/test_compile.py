@@ -114,6 +114,60 @@ def test_a_decoder_goes_far_below_its_skips() -> None:
         assert torch.allclose(module(x), model(x), atol=1e-5)
 
 
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 32, 3, padding=1)
+        self.norm = nn.GroupNorm(8, 32)
+        self.second = nn.Conv2d(32, 32, 3, padding=1)
+        self.last = nn.Conv2d(32, 3, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        x = nn.functional.interpolate(self.first(x), scale_factor=2.0)
+        x = x + self.second(nn.functional.silu(self.norm(x)))
+        return self.last(x)
+
+
+def test_a_norm_over_groups_runs_in_loops() -> None:
+    """Its two passes give several results, and need inputs that lie contiguously."""
+    torch.manual_seed(0)
+    model, x = Normed().eval(), torch.rand(1, 4, 24, 24)
+    options = memplan.CompileOptions(max_slowdown=1000.0, pack=True)
+    module = compiled(model, x, budget="75%", options=options)
+    assert module.memplan.loops
+    with torch.no_grad():
+        assert torch.allclose(module(x), model(x), atol=1e-5)
+
+
+@torch.library.custom_op("memplan_tests::whole_storage", mutates_args=())
+def whole_storage(x: torch.Tensor) -> torch.Tensor:
+    """Fails on a tensor that shares its storage, as all in an arena do."""
+    if x.untyped_storage().nbytes() != x.nbytes:
+        raise RuntimeError("a part of a storage")
+    return x + 1
+
+
+@whole_storage.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Particular(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return whole_storage(x.exp()).sum(0)
+
+
+def test_what_fails_in_an_arena_runs_as_it_was() -> None:
+    x = torch.randn(8, 100)
+    module = memplan.compile(Particular().eval(), x, options=SLOW)
+    reason = "internal error: RuntimeError: a part of a storage"
+    assert module.memplan.status == "unchanged"
+    assert reason in module.memplan.reason
+    assert torch.equal(module(x), Particular()(x))
+    with pytest.raises(NoPlanError, match="internal error"):
+        memplan.compile(Particular().eval(), x, "1%", options=SLOW)
+
+
 def test_a_budget_that_is_kept_too_slowly_is_refused() -> None:
     model, x = models.attention(tokens=256)
     options = memplan.CompileOptions(max_slowdown=1e-6)

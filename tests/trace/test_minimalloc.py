@@ -1,5 +1,6 @@
 """MiniMalloc's CSV: both forms of its header, and everything that may be wrong."""
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from memplan.core.problem import FREE, Problem
 from memplan.errors import FormatError, InputError
 from memplan.formats.sniff import sniff
 from memplan.trace.exporters.minimalloc import write_minimalloc
-from memplan.trace.importers import importer_of
+from memplan.trace.importers import importer_of, minimalloc
 from memplan.trace.importers.minimalloc import parse_gaps, read_minimalloc
 from memplan.trace.read import read_input
 from tests.gap_samples import gapped
+from tests.strategies import examples
 
 HEADER = "id,lower,upper,size"
 
@@ -275,6 +277,84 @@ def test_offsets_of_another_shape_or_kind_are_refused(tmp_path, offsets):
     with pytest.raises(InputError, match="need 2 integers"):
         write_minimalloc(problem, tmp_path / "p.csv", np.array(offsets))
 
+
+# What one field of a sound file may become.
+ODD = ("", " 7 ", "+7", "-1", "0x10", "007", "1_000", "1e3", "7.0", "٧", '"7"', "nan")
+ODD += ("NULL", "9223372036854775807", "9223372036854775808", "1,2", "3\r", "x\ty", "a")
+ODD += ("5\n", "6\n\n", "\0", "-0", "0", "3-5")
+HEADERS = (
+    "id,lower,upper,size",
+    "buffer_id,start,end,size",
+    "size,upper,lower,buffer,alignment,hint,offset",
+    "id,lower,upper,size,gaps",
+)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> bytes:
+    """A sound file, or nearly so."""
+    header = draw(st.sampled_from(HEADERS))
+    rows = []
+    for i in range(draw(st.integers(0, 5))):
+        lower = draw(st.integers(0, 9))
+        upper = lower + draw(st.integers(1, 9))
+        known = {"size": draw(st.integers(1, 1 << 40)), "alignment": 1, "hint": -1}
+        known |= {"lower": lower, "start": lower, "upper": upper, "end": upper}
+        label = draw(st.sampled_from((f"b{i}", str(i), "é", "a b")))
+        known |= dict.fromkeys(("id", "buffer", "buffer_id"), label)
+        known |= {"offset": draw(st.integers(-1, 4))}
+        rows.append([str(known.get(name, "")) for name in header.split(",")])
+    if rows and draw(st.booleans()):
+        row = draw(st.sampled_from(rows))
+        row[draw(st.integers(0, len(row) - 1))] = draw(st.sampled_from(ODD))
+    ending = draw(st.sampled_from(("\n", "\r\n")))
+    text = ending.join([header, *map(",".join, rows)])
+    text += draw(st.sampled_from(("", ending, ending * 2)))
+    prefix = draw(st.sampled_from((b"", b"\xef\xbb\xbf")))
+    return prefix + text.encode()
+
+
+def outcome(path: Path) -> object:
+    """The problem that a file holds, or why it holds none."""
+    try:
+        found = read_minimalloc(path)
+    except FormatError as error:
+        return str(error)
+    gaps = None if found.gaps is None else [c.tolist() for c in found.gaps.columns]
+    return found.fingerprint(), found.fixed.tolist(), found.labels, gaps
+
+
+@examples(75, data=files(), soak=300)
+def test_a_large_file_is_read_like_a_small_one(data):
+    """Large files are read by columns wherever these leave no doubt."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "x.csv"
+        path.write_bytes(data)
+        small = outcome(path)
+        patch.setattr(minimalloc, "LEAST_BYTES", 0)
+        assert outcome(path) == small
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ("b,0,5,100,", ""),
+        ("b,0,5,99999999999999999999,", "line 60002, column size: '9"),
+        ("b,0,5,100,4-3", "line 60002, column gaps: the gap '4-3' is empty"),
+    ],
+)
+def test_what_is_wrong_in_a_large_file_is_told_with_its_line(tmp_path, row, told):
+    lines = [f"b{i},0,5,100,1-2 3-4\n" for i in range(70_000)]
+    lines[60_000] = f"{row}\n"
+    text = f"{HEADER},gaps\n" + "".join(lines)
+    assert len(text) > minimalloc.LEAST_BYTES
+    if told:
+        assert told in refusal(tmp_path, text)
+    else:
+        assert len(read(tmp_path, text).gaps.by_buffer(70_000)[60_001]) == 2
+
+
+def test_commands_take_a_csv_file_by_its_header_or_its_name(tmp_path):
     path = tmp_path / "p.txt"
     path.write_text(f"{HEADER}\na,0,1,2\n")
     assert isinstance(read_input(path), Problem)

@@ -1,16 +1,15 @@
-"""The layers of a PyTorch model, as it runs; of an ONNX file, from its nodes."""
+"""The layers of a PyTorch model, from its Program; of an ONNX file, from its nodes."""
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import itertools
 import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -232,40 +231,67 @@ def layers_of(
 
     Convolutions, matrix products, attention, recurrent layers and pooling, whether they
     come from modules or from functions. Operations that torch composes of others are
-    taken apart. The model runs once, in inference, on tensors without data; one whose
-    sizes depend on data, or that cannot run so, runs on its own instead. What may
-    multiply and is in no layer is in `left_out`. Raises InputError where the model,
-    called `name`, fails.
+    taken apart. They are those of the model's Program, on tensors without data; a model
+    that has none, or whose sizes depend on data, runs once instead. What may multiply
+    and is in no layer is in `left_out`. Raises InputError where the model, called
+    `name`, fails.
     """
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from memplan.graph.export import silence
-
-    with _plainly(), torch.no_grad():
-        found = _Found()
-        # Torch's own kinds of errors are many; the model itself says what is wrong.
-        with suppress(Exception), silence():
-            copied = _in_inference(model)
-            fake = FakeTensorMode(allow_non_fake_inputs=True)
-            with fake, found.following(copied), found.watching(by_values=False):
-                copied(*inputs)
+    with _plainly():
+        found = _of_program(model, inputs)
+        if found is not None:
             return found.all()
         found = _Found()
         failing = blaming(f"{name} failed on its inputs")
-        with failing, found.following(model), found.watching():
+        with failing, _no_grad(), found.following(model), found.watching():
             model(*inputs)
     return found.all()
 
 
-def _in_inference(model: Any) -> Any:
-    """A copy of the model's modules, with the same tensors, none of them in training:
-    what a run leaves in it has no data."""
-    tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
-    copied = copy.deepcopy(model, tensors)
-    for module in copied.modules():
-        module.training = False
-    return copied
+def _of_program(model: Any, inputs: tuple[Any, ...]) -> _Found | None:
+    """What the model's Program runs; None where there is none, or data decide."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from memplan.graph.export import export
+    from memplan.graph.infer import Inference
+    from memplan.graph.lower import lower
+    from memplan.graph.program import Op
+
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        program = lower(export(model, inputs, {}), Inference())
+        with FakeTensorMode():
+            values = {name: _faked(meta) for name, meta in program.metas.items()}
+            found = _Found()
+            for op in program.ops:
+                if isinstance(op, Op):
+                    found.run(op, program.modules.get(op.name, ""), values)
+    except Exception:  # torch's own kinds are many; the model itself says what is wrong
+        return None
+    finally:
+        for module in training:
+            module.training = True
+    return found
+
+
+def _faked(meta: Any) -> Any:
+    """A tensor like `meta` without data; of several results a tuple."""
+    import torch
+
+    from memplan.graph.program import Meta
+
+    if not isinstance(meta, Meta):
+        return tuple(_faked(one) for one in meta)
+    return torch.empty_strided(
+        meta.shape, meta.strides, dtype=meta.dtype, device=meta.device
+    )
+
+
+def _no_grad() -> Any:
+    import torch
+
+    return torch.no_grad()
 
 
 class _Found:
@@ -279,6 +305,18 @@ class _Found:
         self._inventory = Inventory()
         self._torchs = 0  # multiply-adds
         self._unknown: Counter[str] = Counter()
+
+    def run(self, op: Any, module: str, values: Mapping[str, Any]) -> None:
+        """One operator of a Program (`graph.program.Op`), on tensors without data."""
+        from memplan.graph.program import Ref, mapped
+
+        def value(one: Any) -> Any:
+            return values[one.name] if isinstance(one, Ref) else one
+
+        self._module.append(module or op.key)
+        with _no_grad(), self.watching(by_values=False):
+            op.target(*mapped(op.args, value), **mapped(op.kwargs, value))
+        self._module.pop()
 
     def watching(self, by_values: bool = True) -> Any:
         """A mode that notes every ATen operation. by_values: whether tensors have data;

@@ -7,7 +7,6 @@ for an upper that is inclusive, as then are the ends of gaps. There is no quotin
 
 from __future__ import annotations
 
-import io
 import re
 from array import array
 from codecs import BOM_UTF8
@@ -25,20 +24,32 @@ from memplan.formats.sniff import Input, Kind, Opened, opened
 from memplan.formats.strictjson import Budget, shown
 from memplan.limits import MAX_INTEGER, MAX_TEXT
 
+LEAST_BYTES = 1 << 20  # of a file that is worth loading pyarrow for
+
 _SYNONYMS = {
-    **dict.fromkeys(("id", "buffer", "buffer_id"), "id"),
-    **dict.fromkeys(("lower", "start", "begin"), "lower"),
-    **dict.fromkeys(("upper", "end"), "upper"),
-    **{name: name for name in ("size", "alignment", "hint", "gaps", "offset")},
+    "id": "id",
+    "buffer": "id",
+    "buffer_id": "id",
+    "lower": "lower",
+    "start": "lower",
+    "begin": "lower",
+    "upper": "upper",
+    "end": "upper",
+    "size": "size",
+    "alignment": "alignment",
+    "hint": "hint",
+    "gaps": "gaps",
+    "offset": "offset",
 }
 _REQUIRED = ("id", "lower", "upper", "size")
 _LEAST = {"lower": 0, "upper": 0, "size": 1, "alignment": 1, "hint": -1, "offset": FREE}
 _ROW_BYTES = 170  # that a row takes up, with all that is made of it
 _GAP_BYTES = 130
-_SAFE_DIGITS = 19  # fewer are below MAX_INTEGER
 _WORD = re.compile(r"\S+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _GAP = re.compile(r"(\d{1,19})-(\d{1,19})(?:@(\d{1,19}):(\d{1,19}))?", re.ASCII)
+# pyarrow takes 0x10 for an integer, a tab for a blank, and a NUL for whatever follows.
+_DOUBTFUL = (b"0x", b"0X", b"\t", b"\v", b"\f", b"\0")
 
 
 def takes(file: Opened) -> bool:
@@ -66,8 +77,9 @@ def read_minimalloc(source: Input) -> Problem:
         path, data = file.path, file.read()
     _check_weight(path, data)
     lines = _lines(path, data)
-    table = _Table(path, next(lines, ""))
-    table.read(lines)
+    table = _Table(path, next(lines))
+    if len(data) < LEAST_BYTES or not table.read_at_once(data):
+        table.read(lines)
     return table.problem()
 
 
@@ -76,19 +88,24 @@ def _check_weight(path: PathLike, data: bytes) -> None:
     rows, gaps = data.count(b"\n"), data.count(b"-")
     weight = _ROW_BYTES * rows + _GAP_BYTES * gaps
     if weight > Budget(len(data)).limit:
-        problem = f"too large: {rows} rows with up to {gaps} gaps would take up "
-        problem += f"{weight >> 20} MiB, too much for a file of {len(data)} bytes"
-        raise FormatError(path, problem)
+        raise FormatError(
+            path,
+            f"too large: {rows} rows with up to {gaps} gaps would take up "
+            f"{weight >> 20} MiB, too much for a file of {len(data)} bytes",
+        )
 
 
 def _lines(path: PathLike, data: bytes) -> Iterator[str]:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise FormatError(path, f"line {line}: not UTF-8 text") from None
-    for text in io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="\n"):
-        yield text.removesuffix("\n").removesuffix("\r")
+    begin, number = len(BOM_UTF8) if data.startswith(BOM_UTF8) else 0, 1
+    while begin < len(data) or number == 1:
+        end = data.find(b"\n", begin)
+        end = len(data) if end < 0 else end
+        try:
+            line = data[begin:end].decode("utf-8")
+        except UnicodeDecodeError:
+            raise FormatError(path, f"line {number}: not UTF-8 text") from None
+        yield line.removesuffix("\r")
+        begin, number = end + 1, number + 1
 
 
 class _Table:
@@ -104,19 +121,73 @@ class _Table:
         self.inclusive = "end" in self.names
         self.ids: list[str] = []
         self.gaps = array("q")
-        self.values = {name: array("q") for name in self.columns if name in _LEAST}
+        self.values: dict[str, array[int] | Int64Array] = {}
+
+    def read_at_once(self, data: bytes) -> bool:
+        """Read all rows of `data` by pyarrow; False where there is any doubt about what
+        it says. Then they are read one by one, which takes longer and tells what is
+        wrong, and where."""
+        import pyarrow as pa
+        from pyarrow import compute, csv
+
+        # A lone \r would end a line, too.
+        doubtful = any(text in data for text in _DOUBTFUL)
+        if doubtful or data.count(b"\r") != data.count(b"\r\n"):
+            return False
+        types = {n: pa.int64() if n in _LEAST else pa.string() for n in self.columns}
+        try:
+            table = csv.read_csv(
+                pa.BufferReader(data),
+                csv.ReadOptions(
+                    column_names=self.columns, skip_rows=1, use_threads=False
+                ),
+                csv.ParseOptions(
+                    quote_char=False,
+                    double_quote=False,
+                    escape_char=False,
+                    ignore_empty_lines=False,
+                ),
+                csv.ConvertOptions(
+                    column_types=types, null_values=[], strings_can_be_null=False
+                ),
+            )
+            if "gaps" in self.columns:
+                for row, field in enumerate(table.column("gaps").to_pylist()):
+                    self._add_gaps(row, field)
+        except (pa.ArrowException, ValueError, InputError):
+            return False
+        ids = table.column("id")
+        longest = compute.max(compute.utf8_length(ids)).as_py() or 0
+        if longest > MAX_TEXT or any(column.null_count for column in table.columns):
+            return False
+        values = {
+            name: np.array(table.column(name).to_numpy(), dtype=np.int64)
+            for name in self.columns
+            if name in _LEAST
+        }
+        if any((column < _LEAST[name]).any() for name, column in values.items()):
+            return False
+        if self.inclusive and (values["upper"] == MAX_INTEGER).any():
+            return False
+        values["upper"] += self.inclusive
+        self.ids, self.values = ids.to_pylist(), dict(values)
+        del table, ids
+        pa.default_memory_pool().release_unused()
+        return True
 
     def read(self, lines: Iterator[str]) -> None:
-        """Read the rows."""
+        """Read the rows one by one."""
+        values = {name: array("q") for name in self.columns if name in _LEAST}
+        self.values, self.gaps = dict(values), array("q")
         blank, width = 0, len(self.columns)
         for number, line in enumerate(lines, 2):
-            fields = line.split(",")
             if not line.strip():
                 blank = blank or number
                 continue
             if blank:
                 problem = f"line {number} comes after a blank line, where MiniMalloc"
                 raise FormatError(self.path, f"{problem} stops", f"delete line {blank}")
+            fields = line.split(",")
             if len(fields) != width:
                 problem = f"{len(fields)} fields, the header has {width}"
                 raise FormatError(self.path, f"line {number}: {problem}")
@@ -125,13 +196,11 @@ class _Table:
             ):
                 if column == "gaps":
                     try:
-                        for gap in parse_gaps(field, self.inclusive):
-                            self.gaps.extend((number - 2, *gap))  # line 2 has row 0
+                        self._add_gaps(number - 2, field)  # line 2 holds the first row
                     except InputError as error:
                         self._fail(number, name, str(error))
                 elif column != "id":
-                    value = self._integer(number, name, column, field)
-                    self.values[column].append(value)
+                    values[column].append(self._integer(number, name, column, field))
                 elif len(field) > MAX_TEXT:
                     self._fail(number, name, f"more than {MAX_TEXT} characters")
                 else:
@@ -162,8 +231,9 @@ class _Table:
         for i, (name, column) in enumerate(zip(self.names, self.columns, strict=True)):
             if not column:
                 problem = f"line 1: unknown column {shown(name)}"
-                remedy = f"known are {', '.join(_SYNONYMS)}"
-                raise FormatError(self.path, problem, remedy)
+                raise FormatError(
+                    self.path, problem, f"known are {', '.join(_SYNONYMS)}"
+                )
             if column in self.columns[:i]:
                 twice = self.names[self.columns.index(column)]
                 problem = f"line 1: columns {twice} and {name} mean the same"
@@ -174,12 +244,8 @@ class _Table:
             raise FormatError(self.path, problem, "name the columns in the first line")
 
     def _integer(self, line: int, name: str, column: str, field: str) -> int:
-        if len(field) < _SAFE_DIGITS and field.isascii() and field.isdecimal():
-            value = int(field)
-            if value >= _LEAST[column]:
-                return value + (name == "end")
-        text = field.strip()
         # int() takes more than MiniMalloc does: 1_000, other scripts' digits.
+        text = field.strip()
         if not _INTEGER.fullmatch(text):
             self._fail(line, name, f"{shown(field)} is not an integer")
         # int() would raise an error of its own for thousands of digits.
@@ -190,6 +256,10 @@ class _Table:
             limits = f"{least} to {most}"
             self._fail(line, name, f"{shown(text)} is not from {limits}")
         return value + inclusive
+
+    def _add_gaps(self, row: int, field: str) -> None:
+        for gap in parse_gaps(field, self.inclusive):
+            self.gaps.extend((row, *gap))
 
     def _check_rows(self, lower: Int64Array, upper: Int64Array) -> None:
         empty: BoolArray = lower >= upper
