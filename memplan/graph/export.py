@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import operator
+import re
 import signal
 import threading
 import time
@@ -137,12 +138,16 @@ def functional(node: fx.Node) -> OpOverload | None:
     return getattr(found, target._overloadname, None)
 
 
+_ERROR = re.compile(r"(?:\w+: )*?(\w+(?:Error|Exception): (?!\w+Error: ).*)")
+
+
 def first_line(error: BaseException) -> str:
-    """The error's kind and the first line of what it says; of TorchScript's the last,
-    which is the error within."""
+    """The error's kind and the first line of what it says; of TorchScript's errors, the
+    error within."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "TorchScript interpreter" in str(error):
-        return lines[-1]
+    if lines and lines[0].endswith("in the TorchScript interpreter."):
+        inner = [found[1] for line in lines if (found := _ERROR.match(line))]
+        return inner[-1] if inner else f"{type(error).__name__}: {lines[0]}"
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

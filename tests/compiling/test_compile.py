@@ -133,7 +133,7 @@ def test_a_norm_over_groups_runs_in_loops() -> None:
     torch.manual_seed(0)
     model, x = Normed().eval(), torch.rand(1, 4, 24, 24)
     options = memplan.CompileOptions(max_slowdown=1000.0, pack=True)
-    module = compiled(model, x, budget="75%", options=options)
+    module = compiled(model, x, budget="50%", options=options)
     assert module.memplan.loops
     with torch.no_grad():
         assert torch.allclose(module(x), model(x), atol=1e-5)
@@ -160,9 +160,10 @@ class Particular(nn.Module):
 def test_what_fails_in_an_arena_runs_as_it_was() -> None:
     x = torch.randn(8, 100)
     module = memplan.compile(Particular().eval(), x, options=SLOW)
-    reason = "internal error: RuntimeError: a part of a storage"
+    reason = "a part of a storage"
     assert module.memplan.status == "unchanged"
-    assert reason in module.memplan.reason
+    assert module.memplan.reason.startswith("internal error: RuntimeError: ")
+    assert module.memplan.reason.endswith(reason)
     assert torch.equal(module(x), Particular()(x))
     with pytest.raises(NoPlanError, match="internal error"):
         memplan.compile(Particular().eval(), x, "1%", options=SLOW)
@@ -377,7 +378,8 @@ def test_what_a_model_does_beside_its_result_is_not_lost(
     model = kind().eval()
     module = memplan.compile(model, x, options=SLOW)
     assert module.memplan.status == "unchanged"
-    assert reason in module.memplan.reason
+    assert module.memplan.reason.startswith("internal error: RuntimeError: ")
+    assert module.memplan.reason.endswith(reason)
     with pytest.raises(NoPlanError, match=reason):
         memplan.chunk(model, x, "60%")
     capsys.readouterr()
