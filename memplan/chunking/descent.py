@@ -19,7 +19,8 @@ from memplan.graph.program import Program
 BUILT = 3  # modules that are built for a goal, not only estimated
 STEPS_DOWN = 24  # at most, of the search for the least budget
 NEAR = 0.95  # that search ends when the highest failed budget is this near the best
-ROUNDS = 4  # tries with a tighter goal, if a module needs more than estimated
+ROUNDS = 6  # goals for a budget, if modules need more than estimated
+ATTEMPTS = 2  # of them with the same values computed again
 
 Made = TypeVar("Made")
 
@@ -55,11 +56,12 @@ class Bench(Protocol[Made]):
 @dataclass
 class Tried:
     """What a search begins with, the largest room in which it found nothing, and what
-    came nearest then."""
+    came nearest then; how often what it found needed more than estimated."""
 
     base: Base
     failed: int = 0
     best: Trial | None = None
+    short: int = 0
 
 
 class Tries:
@@ -98,6 +100,7 @@ class Descent(Generic[Made]):
         self._exports, self._bench, self._costs = exports, bench, costs
         self._whole, self._options, self._built = whole, options, built
         self._tries: dict[str, Tries] = {}  # of each part
+        self._used: list[Tried] = []  # what the trials of a goal began with
         limit = options.time_limit
         self._stop = math.inf if limit is None else time.monotonic() + limit
 
@@ -146,37 +149,49 @@ class Descent(Generic[Made]):
 
         Raises KeyboardInterrupt if Ctrl-C ended the search before there was one.
         """
-        goal, peak = limit, self._bench.peak
+        goal = limit
         self.nearest = None
         for _ in range(ROUNDS):
-            good: list[Made] = []
-            short = []  # estimated and measured peaks of the modules that do not fit
-            for trials in self._trials(goal):
-                try:
-                    module = self._bench.build(trials, limit)
-                except KeyboardInterrupt:
-                    self.interrupted = True
-                    break
-                if module is None:
-                    continue
-                needs = peak(module)
-                if self.nearest is None or needs < peak(self.nearest):
-                    self.nearest = module
-                if needs <= limit:
-                    good.append(module)
-                    if self._bench.settled(module, self._options.enough):
-                        return [module]
-                else:
-                    short.append((self._estimated(trials), needs))
-                if len(good) + len(short) == self._built:
-                    break
-            if self.interrupted and not good:
-                raise KeyboardInterrupt
+            good, short = self._built_for(goal, limit)
             if good or not short or min(short)[0] > goal:  # nothing lower is known
                 return good
             estimated, measured = min(short, key=lambda pair: pair[1])
             goal = int(min(goal * 0.97, limit * estimated / measured))
+            for tried in self._used:
+                tried.short += 1
+                if tried.short % ATTEMPTS == 0:  # others may be computed again, then
+                    tried.failed, goal = limit, limit
         return []
+
+    def _built_for(
+        self, goal: int, limit: int
+    ) -> tuple[list[Made], list[tuple[int, int]]]:
+        """Modules for a goal that keep to `limit`; of those that do not, the estimated
+        and measured peaks."""
+        good: list[Made] = []
+        short: list[tuple[int, int]] = []
+        for trials in self._trials(goal):
+            try:
+                module = self._bench.build(trials, limit)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                break
+            if module is None:
+                continue
+            needs = self._bench.peak(module)
+            if self.nearest is None or needs < self._bench.peak(self.nearest):
+                self.nearest = module
+            if needs <= limit:
+                good.append(module)
+                if self._bench.settled(module, self._options.enough):
+                    return [module], []
+            else:
+                short.append((self._estimated(trials), needs))
+            if len(good) + len(short) == self._built:
+                break
+        if self.interrupted and not good:
+            raise KeyboardInterrupt
+        return good, short
 
     def _estimated(self, trials: dict[str, Trial]) -> int:
         """The estimated peak of all parts together."""
@@ -186,6 +201,7 @@ class Descent(Generic[Made]):
     def _trials(self, goal: int) -> list[dict[str, Trial]]:
         """Ways to keep to `goal` bytes: each has a trial for every exported part."""
         ways: list[dict[str, Trial]] = []
+        self._used = []
         for target in self._exports.targets:
             chosen = self._chosen(target, max(1, goal - target.outside))
             if not ways:
@@ -204,6 +220,8 @@ class Descent(Generic[Made]):
                 continue
             search = self._search(tried.base)
             if found := self._found(search, room):
+                self._used.append(tried)
+                tried.best = found[0]
                 return found
             tried.failed, tried.best = room, search.best
         nearest = [each.best for each in tries.known if each.best]
