@@ -43,6 +43,7 @@ from memplan.applying.tables import (
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import UNMARKED, Placement, Plan
+from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import MemplanError, NoPlanError
 from memplan.trace.trace import Action, Columns, Trace, TraceInfo
@@ -183,8 +184,7 @@ class Replanner:
         if self._lost >= UNPROVEN:
             self._give_up("different")
         if self._work.affordable(RECORDED_STEPS * self._requests):
-            self._recorded = 0
-            self._replay.open_log()
+            self._begin_log()
         else:
             self._patience *= 2
 
@@ -279,6 +279,10 @@ class Replanner:
             self._work.start("sparse", lambda: solved_apart(plan, sparse))
         else:
             self._replay.unsettle(False)
+
+    def _begin_log(self) -> None:
+        self._recorded = 0
+        self._replay.open_log()
 
     def _learn(self) -> None:
         log, plan = self._replay.take_log(), self.plan
@@ -415,7 +419,14 @@ def larger(plan: Plan, wanted: Int64Array, sparse: BoolArray | None = None) -> P
     assert plan.hot.requests is not None
     requests, problem = plan.hot.requests, plan.problem
     sizes = np.maximum(wanted, requests.size)
-    grown = replace(problem, size=sizes[requests.by_buffer()])
+    grown = Problem.of(
+        problem.lower,
+        problem.upper,
+        sizes[requests.by_buffer()],
+        alignment=problem.alignment,
+        length=problem.length,
+        rounding=problem.rounding,
+    )
     hot = Placement(grown, plan.offsets, replace(requests, size=sizes))
     none = np.zeros(len(grown), dtype=np.bool_)
     sparse = none if sparse is None else sparse

@@ -151,7 +151,7 @@ def make_report(
 
     hot, warmup: by the native counters' names. more: other fields of the Report.
     """
-    boundaries, torch = clock.boundaries(), sys.modules.get("torch")
+    boundaries = clock.boundaries()
     return Report(
         requests=hot["requests"],
         planned_requests=hot["planned"],
@@ -168,12 +168,17 @@ def make_report(
         run=run_stats(boundaries, clock.steps),
         recorded=plan.provenance.recorded,
         spread=step_spreads(boundaries),
-        # Of torch's operators now; torch need not be loaded.
-        threads=int(torch.get_num_threads()) if torch is not None else 0,
+        threads=_threads(),
         recorded_threads=plan.provenance.program.threads,
         device=plan.provenance.device,
         **more,
     )
+
+
+def _threads() -> int:
+    """Threads that torch's operators use now; 0 where torch is not loaded."""
+    torch = sys.modules.get("torch")
+    return int(torch.get_num_threads()) if torch is not None else 0
 
 
 @dataclass(frozen=True)
@@ -206,12 +211,8 @@ def where_memory_lives(
     peak = peak_resident_bytes()
     if peak <= before.peak:  # reached before: since then it was less
         peak = max(resident_bytes(), before.resident)
-    # Of the mappings that lie in an arena, by and large: several may share one.
-    ranges = [(one.base, one.base + one.reserved_bytes) for one in replays]
-    arena = sum(
-        resident
-        for low, high, resident in _mappings()
-        if any(low < end and begin < high for begin, end in ranges)
+    arena = _resident_in(
+        [(replay.base, replay.base + replay.reserved_bytes) for replay in replays]
     )
     # What was alive before is part of what was resident before.
     outside = max(tensors["outside_at_most"] - before.outside, 0)
@@ -232,9 +233,18 @@ def where_memory_lives(
     )
 
 
+def _resident_in(ranges: Sequence[tuple[int, int]]) -> int:
+    """Resident bytes of the mappings that lie in one of `ranges` [begin, end), by and
+    large; 0 if unknown. Several may share one mapping."""
+    return sum(
+        resident
+        for low, high, resident in _mappings()
+        if any(low < end and begin < high for begin, end in ranges)
+    )
+
+
 def _mappings() -> Iterator[tuple[int, int, int]]:
-    """First and one past the last address of each mapping, and its resident bytes; none
-    if that is unknown."""
+    """First and one past the last address of each mapping, and its resident bytes."""
     low = high = 0
     with (
         contextlib.suppress(OSError, ValueError),

@@ -141,7 +141,7 @@ class _Packing:
             elif op.name not in inner:
                 self._values[op.name] = self._again(op)
         made = self._to.program
-        made.outputs = mapped(program.outputs, lambda ref: self._values[ref.name])
+        made.outputs = mapped(program.outputs, self._result)
         constants = {**self._flat.constants, **self._made}
         wanted = {name for op in made.ops for name in op.operands()}
         wanted.update(refs(made.outputs))
@@ -149,6 +149,14 @@ class _Packing:
         kept = {name: constants[name] for name in made.constants}
         nbytes = sum(each.numel() * each.itemsize for each in self._made.values())
         return replace(self._flat, program=made, constants=kept), nbytes
+
+    def _result(self, ref: Ref) -> Argument:
+        """A result of the program, which lies as before."""
+        value, was = self._values[ref.name], self._flat.program.metas[ref.name]
+        if not was.contiguous or self._to.meta(value).contiguous:
+            return value
+        origin = Op(ref.name, aten.contiguous.default, (value,))
+        return self._to.add(origin, f"{ref.name}_lying", origin.target, value)
 
     def _again(self, op: Op) -> Ref:
         """The operator on operands that may lie otherwise now."""

@@ -48,12 +48,28 @@ def lower_bound(problem: Problem) -> int:
     """
     if not len(problem):
         return 0
-    most = int(live_bytes(problem)[1].max(initial=0))
-    bound = max(most, int(problem.taken.max()))
+    bound = max(_most_needed(problem), int(problem.taken.max()))
     fixed = problem.fixed >= 0
     if fixed.any():
         bound = max(bound, int((problem.fixed + problem.taken)[fixed].max()))
     return bound
+
+
+def _most_needed(problem: Problem) -> int:
+    """The most of `live_bytes`, found where it can be."""
+    used = pieces(problem)
+    units = _units(problem, used)
+    moments, live = _summed(problem, used, units)
+    most = int(live.max(initial=0))
+    spare = _spare(problem, used, units)
+    if spare.any():
+        # What is less is less by a unit, and so cannot be the most but for padding.
+        fullest = moments[live == most]
+        most -= int(_most_alive(problem, used, spare, fullest).min())
+    if problem.gaps is not None and problem.granularity > 1:
+        exact = _summed(problem, used, used.end - used.begin)[1]
+        most = max(most, int(exact.max(initial=0)))
+    return most
 
 
 def _units(problem: Problem, used: Pieces) -> Int64Array:

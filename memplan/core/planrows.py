@@ -238,19 +238,27 @@ def check_structure(plan: Plan, path: object, remedy: str = "") -> None:
     if not problem and plan.elastic and plan.hot.requests is None:
         problem = "an elastic plan must list its requests"
     if not problem and plan.lifespan_bytes:
-        if plan.provenance.device != "cuda":
-            problem = "lifespan_bytes is of CUDA memory, and this plan is not"
-        elif plan.hot.requests is None:
-            problem = "a plan with lifespan_bytes must list its requests"
+        problem = _lifespan_misfit(plan)
     if not problem and plan.lanes:
-        if not 0 < plan.lanes <= MAX_LANES:
-            problem = f"lanes is {plan.lanes}, and must be 1 to {MAX_LANES}"
-        elif plan.hot.requests is None:
-            problem = "a plan with lanes must list its requests"
-        elif plan.warmup is not None:
-            problem = "a plan with lanes has no warm-up"
+        problem = _lanes_misfit(plan)
     if problem:
         raise FormatError(path, problem, remedy)
+
+
+def _lifespan_misfit(plan: Plan) -> str:
+    if plan.provenance.device != "cuda":
+        return "lifespan_bytes is of CUDA memory, and this plan is not"
+    if plan.hot.requests is None:
+        return "a plan with lifespan_bytes must list its requests"
+    return ""
+
+
+def _lanes_misfit(plan: Plan) -> str:
+    if not 0 < plan.lanes <= MAX_LANES:
+        return f"lanes is {plan.lanes}, and must be 1 to {MAX_LANES}"
+    if plan.hot.requests is None:
+        return "a plan with lanes must list its requests"
+    return "" if plan.warmup is None else "a plan with lanes has no warm-up"
 
 
 def _misfit(placed: Placement) -> str:

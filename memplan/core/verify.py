@@ -67,8 +67,7 @@ def verify(plan: Plan) -> list[Violation]:
             )
         )
     if not found and plan.warmup is not None:
-        joint, offsets = warmup_with_first_step(plan, plan.warmup)
-        found = verify_offsets(joint, offsets, plan.warmup_room)
+        found = _verify_warmup(plan, plan.warmup)
     for number, kind in enumerate(plan.kinds if not found else ()):
         for one in verify_offsets(kind.problem, kind.offsets, plan.lane_bytes):
             text = f"kind {number}: {one.message}"
@@ -78,17 +77,20 @@ def verify(plan: Plan) -> list[Violation]:
 
 def _misstated(plan: Plan, stated: Stated) -> list[Violation]:
     """What a plan's file says of its buffers, and is not so."""
-    found, unit = [], plan.problem.granularity
+    found = []
     if stated.fingerprint != plan.problem.fingerprint():
         text = "the fingerprint is not that of the sizes and lifespans listed"
         found.append(Violation(Failure.FINGERPRINT, (), text))
-    if len(plan.offsets) == len(plan.problem) and stated.peak not in (
-        plan.peak,
-        -(-plan.peak // unit) * unit,  # as memplan once rounded it up
-    ):
+    if len(plan.offsets) == len(plan.problem) and stated.peak not in _peaks(plan):
         text = f"the stated peak is {stated.peak}, the buffers reach {plan.peak}"
         found.append(Violation(Failure.PEAK, (), text))
     return found
+
+
+def _peaks(plan: Plan) -> tuple[int, int]:
+    """What a file may state as the peak: memplan once rounded it up."""
+    unit = plan.problem.granularity
+    return plan.peak, -(-plan.peak // unit) * unit
 
 
 def verify_offsets(
@@ -154,6 +156,12 @@ def _overlap(
         f"and share the bytes [{low}, {high})"
     )
     return Violation(Failure.OVERLAP, names, text)
+
+
+def _verify_warmup(plan: Plan, warmup: Warmup) -> list[Violation]:
+    """The warm-up, and the first hot step that follows it, on one linear clock."""
+    joint, offsets = warmup_with_first_step(plan, warmup)
+    return verify_offsets(joint, offsets, plan.warmup_room)
 
 
 def warmup_with_first_step(plan: Plan, warmup: Warmup) -> tuple[Problem, Int64Array]:

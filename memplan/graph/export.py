@@ -63,7 +63,7 @@ def export(
     import torch
 
     try:
-        with silence(), torch.no_grad(), _limited(seconds):
+        with _silence(), torch.no_grad(), _limited(seconds):
             program = torch.export.export(model, args, kwargs, strict=False)
             if not (quick and _is_plain(program.graph)):
                 program = program.run_decompositions({})
@@ -152,7 +152,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def silence() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Torch prints whole graphs when it fails; what went wrong is in the error."""
     unheard = io.StringIO()
     level = logging.root.manager.disable

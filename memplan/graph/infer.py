@@ -49,7 +49,8 @@ class Inference:
     def add(self, program: Program, op: Op) -> None:
         """Enter the metas and roots of `op`'s result into `program`.
 
-        Raises ShapeError if torch refuses the operator on these shapes.
+        Raises ShapeError if torch refuses the operator on these shapes, or if a result
+        is not a tensor.
         """
         if op.target is operator.getitem:
             source, index = op.args
@@ -85,6 +86,8 @@ class Inference:
             several = isinstance(result, tuple | list)
             found = []
             for position, tensor in enumerate(result if several else (result,)):
+                if not isinstance(tensor, torch.Tensor):
+                    raise ShapeError(f"{key_of(target)}: a result is not a tensor")
                 alias = owners.setdefault(_storage(tensor), -2 - position)
                 found.append(Inferred(meta_of(tensor), alias))
             return tuple(found) if several else found[0]

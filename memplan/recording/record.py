@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from memplan.errors import MemplanError, RecordError
 from memplan.files import refuse_overwrite
@@ -141,14 +142,18 @@ class Recording:
             if self._events is not None:
                 self._events.close()
             raise
-        # CUDA memory is recorded from its first use on.
-        if torch.version.cuda and self._observer is not None:
-            instead = None if self._history is None else self._history.begin
-            self._observer.arm(torch, instead)
-        elif torch.version.cuda and self._history is not None:
-            self._history.arm(torch)
+        if torch.version.cuda:
+            self._watch_cuda(torch)
         self._running = True
         self._process = os.getpid()
+
+    def _watch_cuda(self, torch: Any) -> None:
+        """Record CUDA memory from its first use on."""
+        if self._observer is not None:
+            instead = None if self._history is None else self._history.begin
+            self._observer.arm(torch, instead)
+        elif self._history is not None:
+            self._history.arm(torch)
 
     def finish(self) -> None:
         """Stop and write the traces; does nothing when not running.

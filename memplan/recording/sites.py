@@ -264,10 +264,13 @@ def _label(tensors: list[Any], category: Category, modules: Sequence[int] = ()) 
     Skips None and tensors without a block on a recorded device.
     """
     with _unseen():
-        # Fake tensors have no address, and torch warns when asked.
-        imported = sys.modules.get("torch._subclasses.fake_tensor")
-        fake = getattr(imported, "FakeTensor", None)
-        _alloc.label_tensors(tensors, list(modules), int(category), fake)
+        _alloc.label_tensors(tensors, list(modules), int(category), _fake_class())
+
+
+def _fake_class() -> type | None:
+    """The class of fake tensors: they have no address, and torch warns when asked."""
+    imported = sys.modules.get("torch._subclasses.fake_tensor")
+    return getattr(imported, "FakeTensor", None)
 
 
 def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:

@@ -29,11 +29,11 @@ import numpy as np
 from memplan.arrays import Int64Array
 from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan, Provenance
-from memplan.core.problem import Problem, pieces
+from memplan.core.problem import FREE, Problem, pieces
 from memplan.native import _dsa
 from memplan.solving.bestfit import best_of_six, merits
 from memplan.solving.options import DEFAULTS, Options, Progress
-from memplan.solving.placing import Columns, refuse_gaps, spans
+from memplan.solving.placing import quietest_moment, refuse_gaps, spans
 
 UNLIMITED = 1 << 62  # tries
 _SLICE_SECONDS = 0.1  # between looks at the keyboard
@@ -175,21 +175,25 @@ class Search(Anytime):
             self.take(self._kernel.offsets)
 
     def _new_kernel(self) -> _dsa.Search:
-        problem, seen = self.problem, Columns.of(self.problem)
+        problem = self.problem
+        start, end = spans(problem, quietest_moment(problem))
+        fixed = problem.fixed if (problem.fixed != FREE).any() else None
+        # Padded sizes stack up to multiples of the granularity by themselves.
+        uniform = bool((problem.alignment == problem.granularity).all())
         gaps = problem.gaps is not None
-        needed = seen.alignment is not None or seen.fixed is not None or gaps
+        needed = not uniform or fixed is not None or gaps
         starts = np.log(np.stack(list(merits(problem).values())))
         if gaps:  # and the best so far, lowered into the gaps from the bottom up
             starts = np.vstack([starts, -_DEPTH * self.offsets / self.peak])
         return _dsa.Search(
-            seen.start,
-            seen.end,
-            seen.size,
+            start,
+            end,
+            problem.padded,
             np.ascontiguousarray(starts),
             self.options.seed,
             problem.alignment if needed else None,
-            seen.fixed,
-            seen.period,
+            fixed,
+            problem.length or 0,
             problem.taken if problem.slack.any() else None,
             pieces(problem).table if gaps else None,
         )
@@ -235,16 +239,21 @@ class Ejection(Anytime):
         super().take(self._kernel.offsets * unit)
 
     def _new_kernel(self) -> _dsa.Ejection:
-        seen = Columns.of(self.problem, self._unit)
+        problem, unit = self.problem, self._unit
+        start, end = spans(problem, quietest_moment(problem))
+        fixed = None
+        if (problem.fixed != FREE).any():
+            fixed = np.where(problem.fixed == FREE, FREE, problem.fixed // unit)
+        uniform = bool((problem.alignment == unit).all())
         return _dsa.Ejection(
-            seen.start,
-            seen.end,
-            seen.size,
-            self.offsets // self._unit,
+            start,
+            end,
+            problem.padded // unit,
+            self.offsets // unit,
             self.options.seed,
-            seen.alignment,
-            seen.fixed,
-            seen.period,
+            None if uniform else problem.alignment // unit,
+            fixed,
+            problem.length or 0,
         )
 
 

@@ -27,7 +27,13 @@ from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import FREE, Problem
 from memplan.native import _dsa
 from memplan.solving.options import BEST, DEFAULTS, PRIORITIES, Options, Progress
-from memplan.solving.placing import Columns, lifetimes, place_around, place_pieces
+from memplan.solving.placing import (
+    lifetimes,
+    place_around,
+    place_pieces,
+    quietest_moment,
+    spans,
+)
 
 Order: TypeAlias = npt.NDArray[np.int32]
 
@@ -130,11 +136,12 @@ def best_fit(problem: Problem, order: Order | None = None) -> Int64Array:
         return _with_gaps(problem, order)
     if (problem.fixed != FREE).any():
         return place_around(problem, order=order)
-    seen = Columns.of(problem)
-    across = (seen.end > seen.period) & (seen.period > 0)
+    start, end = spans(problem, quietest_moment(problem))
+    period = problem.length or 0
+    across = (end > period) & (period > 0)
     if across.any():
-        return _around(problem, order, seen, across)
-    return _decoder(seen, 0).decode(order)
+        return _around(problem, order, start, end, across)
+    return _decoder(problem, start, end).decode(order)
 
 
 def _with_gaps(problem: Problem, order: Order) -> Int64Array:
@@ -160,7 +167,11 @@ def settle(problem: Problem, offsets: Int64Array) -> Int64Array:
 
 
 def _around(
-    problem: Problem, order: Order, seen: Columns, across: BoolArray
+    problem: Problem,
+    order: Order,
+    start: Int64Array,
+    end: Int64Array,
+    across: BoolArray,
 ) -> Int64Array:
     """The better of two ways to treat the buffers alive across the quietest moment.
 
@@ -168,7 +179,7 @@ def _around(
     from offset 0, in this order, and the rest is packed above them on a clock cut open
     there. Neither is always better; usually the circle is.
     """
-    decoder = _decoder(seen, seen.period)
+    decoder = _decoder(problem, start, end, problem.length)
     circle = decoder.decode(order)
     if problem.peak(circle) == lower_bound(problem):
         return circle
@@ -176,5 +187,10 @@ def _around(
     return min(circle, pile, key=problem.peak)
 
 
-def _decoder(seen: Columns, period: int) -> _dsa.BestFit:
-    return _dsa.BestFit(seen.start, seen.end, seen.size, seen.alignment, period)
+def _decoder(
+    problem: Problem, start: Int64Array, end: Int64Array, period: int | None = None
+) -> _dsa.BestFit:
+    # Padded sizes stack up to multiples of the granularity by themselves.
+    uniform = bool((problem.alignment == problem.granularity).all())
+    alignment = None if uniform else problem.alignment
+    return _dsa.BestFit(start, end, problem.padded, alignment, period or 0)

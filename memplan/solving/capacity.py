@@ -115,11 +115,9 @@ def solve_within(
     NoPlanError if none was found, or what is outside need not be there at once.
     """
     if room.live + room.beyond > room.capacity:
-        beside = f" and {both_ways(room.beyond)} beside them" if room.beyond else ""
         raise InfeasibleError(
-            "does not fit: the recorded program holds "
-            f"{both_ways(room.live)} of tensors{beside} at once, whatever the plan, "
-            f"and the capacity is {both_ways(room.capacity)}"
+            f"does not fit: the recorded program holds {_compared(room)} at once, "
+            f"whatever the plan, and the capacity is {both_ways(room.capacity)}"
         )
     if room.failed:
         raise NoPlanError(
@@ -177,6 +175,13 @@ def _outside(room: Room) -> str:
     ]
     named = [f"{format_bytes(size)} {what}" for size, what in parts if size]
     return "what is outside the arena" + (f" ({', '.join(named)})" if named else "")
+
+
+def _compared(room: Room) -> str:
+    text = f"{both_ways(room.live)} of tensors"
+    if room.beyond:
+        text += f" and {both_ways(room.beyond)} beside them"
+    return text
 
 
 def _live_beside(trace: Trace, planned: Trace) -> int:

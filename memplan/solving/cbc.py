@@ -407,22 +407,27 @@ def _lines(model: Model) -> Iterator[str]:
 
 def _offset_columns(model: Model) -> Iterator[str]:
     """For every free buffer, the rows that its offset stands in, and how often."""
-    step = [1] * len(model.size) if model.step is None else model.step.tolist()
-    rows = [[f"t{i} {own}"] for i, own in enumerate(step)]
-    first, second = model.first.tolist(), model.second.tolist()
-    every, open_ = range(len(first)), np.flatnonzero(~model.settled).tolist()
-    for letter, pairs, above, below in (
-        ("a", every, first, second),
-        ("b", open_, second, first),
-    ):
-        for sign, owner in ((1, above), (-1, below)):
-            for k in pairs:
-                rows[owner[k]].append(f"{letter}{k} {sign * step[owner[k]]}")
+    pairs = np.arange(len(model.first))
+    open_ = pairs[~model.settled]
+    owner = np.concatenate([model.first, model.second, model.second, model.first])
+    keep = np.concatenate([np.ones(2 * len(pairs), bool), np.tile(~model.settled, 2)])
+    order = np.argsort(owner[keep], kind="stable")
+    row = np.concatenate([pairs, pairs, open_, open_])[order].tolist()
+    signs = (("a", 1), ("a", -1), ("b", 1), ("b", -1))
+    counts = (len(pairs), len(pairs), len(open_), len(open_))
+    which = np.repeat(np.arange(4), counts)[order].tolist()
+    ends = np.searchsorted(owner[keep][order], np.arange(len(model.size) + 1)).tolist()
     integers = model.step is not None
     if integers:
         yield " M3 'MARKER' 'INTORG'"
-    for i in np.flatnonzero(model.fixed < 0).tolist():
-        yield from (f" x{i} {row}" for row in rows[i])
+    for i, fixed in enumerate(model.fixed.tolist()):
+        if fixed >= 0:
+            continue
+        step = 1 if model.step is None else int(model.step[i])
+        yield f" x{i} t{i} {step}"
+        for at in range(ends[i], ends[i + 1]):
+            letter, sign = signs[which[at]]
+            yield f" x{i} {letter}{row[at]} {sign * step}"
     if integers:
         yield " M4 'MARKER' 'INTEND'"
 

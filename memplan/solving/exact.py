@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from memplan.native import _dsa
 from memplan.solving.bestfit import best_of_six
 from memplan.solving.options import DEFAULTS, Options, Progress
 from memplan.solving.parts import Part, PartByPart
-from memplan.solving.placing import Columns, refuse_gaps
+from memplan.solving.placing import quietest_moment, refuse_gaps, spans
 
 # Placements in all searches together, if nothing else limits them: about half a
 # minute on two cores.
@@ -68,6 +68,24 @@ def paced(nodes: int, buffers: int) -> int:
     return math.ceil(nodes / slower)
 
 
+@dataclass(frozen=True, eq=False)
+class ExactResult:
+    """What is known when the search ends.
+
+    offsets: of the best plan, bytes, shape (n,); never worse than the incumbent.
+    lower_bound: bytes; no plan needs less. proved_optimal: they have met.
+    nodes: placements made. interrupted: by Ctrl-C. too_large: some part of the problem
+    was not searched, because it has too many buffers.
+    """
+
+    offsets: Int64Array
+    lower_bound: int
+    proved_optimal: bool
+    nodes: int
+    interrupted: bool = False
+    too_large: bool = False
+
+
 def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     """The best Plan found within the limits of `options`, or until Ctrl-C.
 
@@ -82,19 +100,27 @@ def solve(problem: Problem, options: Options = DEFAULTS) -> Plan:
     if options.time_limit is not None:
         spent = time.perf_counter() - start
         options = replace(options, time_limit=max(0.0, options.time_limit - spent))
-    return improve(problem, incumbent, options, f"best fit by {name}")
+    found = improve(problem, incumbent, options)
+    note = f"{found.nodes:,} nodes" if found.nodes else f"best fit by {name}"
+    note += ", interrupted" * found.interrupted
+    if found.too_large:
+        note += f", not searched: more than {MOST_BUFFERS:,} buffers at a time"
+    return Plan.of(
+        problem,
+        found.offsets,
+        Provenance("exact", options.seed, note=note),
+        proved_optimal=found.proved_optimal,
+        bound=found.lower_bound,
+    )
 
 
 def improve(
-    problem: Problem,
-    incumbent: Int64Array,
-    options: Options = DEFAULTS,
-    found_by: str = "",
-) -> Plan:
-    """A better plan than `incumbent`, offsets for `problem`, or a proof of its worth.
+    problem: Problem, incumbent: Int64Array, options: Options = DEFAULTS
+) -> ExactResult:
+    """Better offsets than `incumbent`, a plan for `problem`, or a proof of its worth.
 
     options: as for `solve`; `max_nodes` is DEFAULT_NODES, paced, where it and the time
-    limit are None. found_by: the plan's note where there was nothing to search.
+    limit are None.
 
     Raises UsageError for gaps in lifespans.
     """
@@ -122,7 +148,7 @@ def improve(
         )
 
     parts = PartByPart(problem, incumbent, bound, begin)
-    interrupted = ""
+    interrupted = False
 
     def nodes() -> int:
         return sum(ladder.nodes for _, ladder in parts.searches)
@@ -136,19 +162,17 @@ def improve(
             if now >= deadline or nodes() >= most:
                 break
     except KeyboardInterrupt:
-        interrupted = ", interrupted"
-    note = (f"{nodes():,} nodes" if nodes() else found_by) + interrupted
-    if any(
-        ladder.too_large and part.floor + ladder.peak > parts.bound
-        for part, ladder in parts.searches
-    ):
-        note += f", not searched: more than {MOST_BUFFERS:,} buffers at a time"
-    return Plan.of(
-        problem,
+        interrupted = True
+    return ExactResult(
         parts.offsets,
-        Provenance("exact", options.seed, note=note),
-        proved_optimal=parts.peak <= parts.bound,
-        bound=parts.bound,
+        parts.bound,
+        parts.peak <= parts.bound,
+        nodes(),
+        interrupted,
+        any(
+            ladder.too_large and part.floor + ladder.peak > parts.bound
+            for part, ladder in parts.searches
+        ),
     )
 
 
@@ -295,18 +319,22 @@ class Ladder:
         return self._probes[capacity]
 
     def _new_probe(self, capacity: int) -> _dsa.ExactSearch:
+        problem, unit = self.problem, self._peaks.unit
         units, beyond = self._peaks.room(capacity)
-        seen = Columns.of(self.problem, self._peaks.unit)
-        wraps = bool((seen.end > seen.period).any())
+        start, end = spans(problem, quietest_moment(problem))
+        wraps = problem.length is not None and bool((end > problem.length).any())
+        uniform = bool((problem.alignment == problem.granularity).all())
+        alignment = np.ones_like(end) if uniform else problem.alignment // unit
+        fixed = np.where(problem.fixed == FREE, FREE, problem.fixed // unit)
         return _dsa.ExactSearch(
-            seen.start,
-            seen.end,
-            seen.size,
-            np.ones_like(seen.end) if seen.alignment is None else seen.alignment,
-            np.full_like(seen.end, FREE) if seen.fixed is None else seen.fixed,
+            start,
+            end,
+            problem.padded // unit,
+            alignment,
+            fixed,
             units,
             ORDERS,
-            seen.period if wraps else 0,
+            (problem.length or 0) if wraps else 0,
             beyond,
         )
 

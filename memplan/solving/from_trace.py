@@ -25,6 +25,7 @@ from memplan.trace.liveness import (
     step_problem,
 )
 from memplan.trace.reserved import device_run
+from memplan.trace.steps import Together
 from memplan.trace.streams import one_stream
 from memplan.trace.trace import Trace
 
@@ -75,15 +76,9 @@ def solve_trace(
     )
     plan = replace(plan, hot=replace(plan.hot, requests=found.requests))
     plan = replace(plan, kinds=plan_kinds(plan, found.kinds))
-    lanes, together = 0, found.together
-    if together is not None:
-        # As many as threads held one at a time, if they came to as many bytes: more
-        # would keep more memory than the threads ever did.
-        room = round(together.most_bytes / max(plan.lane_bytes, 1))
-        lanes = max(1, min(together.threads, room, MAX_LANES))
     plan = replace(
         plan,
-        lanes=lanes,
+        lanes=0 if found.together is None else _lanes(plan, found.together),
         elastic=elastic,
     )
     warmup = found.warmup
@@ -96,6 +91,13 @@ def solve_trace(
     return replace(plan, warmup=_place_warmup(plan, warmup))
 
 
+def _lanes(plan: Plan, together: Together) -> int:
+    """As many lanes as threads held one at a time, if they came to as many bytes: more
+    would keep more memory than the threads ever did."""
+    room = round(together.most_bytes / max(plan.lane_bytes, 1))
+    return max(1, min(together.threads, room, MAX_LANES))
+
+
 def _place_warmup(plan: Plan, warmup: WarmupWorkload) -> Warmup:
     """The warm-up's buffers where the hot step's first pass leaves room for them.
 
@@ -106,7 +108,14 @@ def _place_warmup(plan: Plan, warmup: WarmupWorkload) -> Warmup:
     joint, offsets = warmup_with_first_step(plan, draft)
     count = len(warmup.problem)
     fixed = np.concatenate([np.full(count, FREE, dtype=np.int64), offsets[count:]])
-    obstacles = replace(joint, fixed=fixed)
+    obstacles = Problem.of(
+        joint.lower,
+        joint.upper,
+        joint.size,
+        alignment=joint.alignment,
+        fixed=fixed,
+        rounding=joint.rounding,
+    )
     tried = [
         place_around(obstacles, plan.warmup_room, order=order)[:count]
         for order in ORDERS
@@ -123,12 +132,8 @@ def plan_kinds(plan: Plan, kinds: tuple[KindWorkload, ...]) -> tuple[StepKind, .
     """
     planned: list[StepKind] = []
     for kind in kinds:
-        # The neighbours that have a place.
-        near = kind.neighbours
-        found = _offsets_of(plan, planned, near.kind, near.request)
-        placed, found = near.take(found != FREE), found[found != FREE]
-        served = _served_before(plan, planned, kind)
-        offsets = _place(kind.problem, served, placed, found)
+        near = _obstacles(plan, planned, kind.neighbours)
+        offsets = _place(kind.problem, _served_before(plan, planned, kind), *near)
         planned.append(StepKind(kind.problem, offsets, kind.requests, len(kind.steps)))
     return tuple(planned)
 
@@ -144,6 +149,14 @@ def _served_before(
     given = np.full(len(kind.problem), FREE, dtype=np.int64)
     given[first] = served[request[first]]
     return given
+
+
+def _obstacles(
+    plan: Plan, planned: list[StepKind], near: Neighbours
+) -> tuple[Neighbours, Int64Array]:
+    """The neighbours that have a place, and their offsets."""
+    offsets = _offsets_of(plan, planned, near.kind, near.request)
+    return near.take(offsets != FREE), offsets[offsets != FREE]
 
 
 def _offsets_of(

@@ -1,12 +1,9 @@
 """Buffers placed one by one, each as low as it can go around those already placed.
 
-Also here: a problem as the searches see it, and the tick at which a periodic clock is
-best cut open.
+Also here: lifetimes, and the tick at which a periodic clock is best cut open.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -153,34 +150,3 @@ def spans(problem: Problem, moment: int = 0) -> tuple[Int64Array, Int64Array]:
         return problem.lower, problem.upper
     start = np.mod(problem.lower - moment, problem.length)
     return start, start + lifetimes(problem)
-
-
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """The buffers as compiled searches take them, int64, shape (n,) each.
-
-    start, end: as `spans` counts them from the quietest moment. size, alignment, fixed:
-    in units; padded sizes stack up to multiples of the granularity by themselves, so
-    where that is everyone's alignment, alignment is None; fixed is None where every
-    buffer may go anywhere. period: ticks; 0 for a linear clock.
-    """
-
-    start: Int64Array
-    end: Int64Array
-    size: Int64Array
-    alignment: Int64Array | None
-    fixed: Int64Array | None
-    period: int
-
-    @classmethod
-    def of(cls, problem: Problem, unit: int = 1) -> Columns:
-        """The columns of `problem`; unit: bytes."""
-        fixed = np.where(problem.fixed == FREE, FREE, problem.fixed // unit)
-        uniform = bool((problem.alignment == problem.granularity).all())
-        return cls(
-            *spans(problem, quietest_moment(problem)),
-            problem.padded // unit,
-            None if uniform else problem.alignment // unit,
-            fixed if (fixed != FREE).any() else None,
-            problem.length or 0,
-        )

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from memplan.blocking.cost.placement import Memory, Placement, as_chosen
+from memplan.blocking.cost.placement import BufferMemory, Placement
 from memplan.blocking.machine.energy import table_3
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.counts import Buffer, Traffic
@@ -198,16 +198,18 @@ def timed_hierarchy(rng: random.Random) -> Hierarchy:
 
 def all_choices(
     traffic: Mapping[Tensor, Traffic], hierarchy: Hierarchy
-) -> Iterator[Placement]:
+) -> Iterator[tuple[BufferMemory, ...]]:
     """Every choice of buffers and levels that fits, one buffer a tensor and level."""
     own = [list(_of_tensor(one, hierarchy)) for one in traffic.values()]
     for combination in itertools.product(*own):
         chosen = [one for part in combination for one in part]
         if _fits(chosen, hierarchy):
-            yield as_chosen(traffic, chosen)
+            yield tuple(chosen)
 
 
-def _of_tensor(own: Traffic, hierarchy: Hierarchy) -> Iterator[tuple[Memory, ...]]:
+def _of_tensor(
+    own: Traffic, hierarchy: Hierarchy
+) -> Iterator[tuple[BufferMemory, ...]]:
     levels = hierarchy.levels
     for many in range(min(len(own.choices), len(levels)) + 1):
         for buffers in itertools.combinations(own.choices, many):
@@ -215,17 +217,18 @@ def _of_tensor(own: Traffic, hierarchy: Hierarchy) -> Iterator[tuple[Memory, ...
                 placed = list(zip(buffers, depths, strict=True))
                 if all(b.nbytes <= levels[d].capacity(own.tensor) for b, d in placed):
                     yield tuple(
-                        Memory(
+                        BufferMemory(
                             own.tensor,
-                            levels[d].name,
+                            b.begin,
+                            b.nbytes,
                             hierarchy.price(d, own.tensor),
-                            (b,),
+                            levels[d].name,
                         )
                         for b, d in placed
                     )
 
 
-def _fits(chosen: Sequence[Memory], hierarchy: Hierarchy) -> bool:
+def _fits(chosen: Sequence[BufferMemory], hierarchy: Hierarchy) -> bool:
     for level in hierarchy.levels:
         if not level.private:
             held = sum(one.nbytes for one in chosen if one.level == level.name)

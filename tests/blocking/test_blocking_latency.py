@@ -14,7 +14,7 @@ from nest_timing import all_choices, overlapped_cycles, serial_cycles, timed_hie
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.latency import latency
 from memplan.blocking.cost.objective import Codesign, Fixed
-from memplan.blocking.cost.placement import MAIN, Memory, Placement
+from memplan.blocking.cost.placement import MAIN, BufferMemory, Memory, Placement
 from memplan.blocking.cost.timed_memories import best_ways, timed, ways
 from memplan.blocking.machine.hierarchy import Hierarchy, load_hierarchy
 from memplan.blocking.nest.counts import Traffic
@@ -52,7 +52,7 @@ def test_without_double_buffers_it_is_a_clock_that_stands(
     machine = Fixed(hierarchy)
     traffic = machine.traffic(nest)
     choices = list(all_choices(traffic, hierarchy))
-    placement = rng.choice(_innermost(choices) or choices)
+    placement = machine.place(traffic, rng.choice(_innermost(choices) or choices))
     found = latency(nest, traffic, placement, hierarchy)
     if all(own and own[0].level == "L0" for own in placement.values()):
         walked = serial_cycles(nest, placement, hierarchy)
@@ -61,19 +61,18 @@ def test_without_double_buffers_it_is_a_clock_that_stands(
     assert found.cycles == pytest.approx(found.steps + sum(found.stalls.values()))
 
 
-def _innermost(choices: Sequence[Placement]) -> list[Placement]:
+def _innermost(
+    choices: Sequence[tuple[BufferMemory, ...]],
+) -> list[tuple[BufferMemory, ...]]:
     """Those that keep most tensors in the innermost level."""
-    counts = [
-        sum(one.level == "L0" for own in choice.values() for one in own)
-        for choice in choices
-    ]
+    counts = [sum(one.level == "L0" for one in own) for own in choices]
     return [own for own, n in zip(choices, counts, strict=True) if n == max(counts)]
 
 
 def one_each(nest: Nest, traffic: dict[Tensor, Traffic]) -> Placement:
     """Each tensor's outermost buffer in the one level."""
     return {
-        t: (Memory(t, "L", 1.0, (own.buffers[-1],)),) if own.buffers else ()
+        t: (Memory("L", 1.0, (own.buffers[-1],)),) if own.buffers else ()
         for t, own in traffic.items()
     }
 
@@ -118,7 +117,7 @@ def test_ports_and_bandwidths_by_hand() -> None:
     machine = Fixed(replace(level, precision=Precision(8, 8, 32, 8)))
     traffic = machine.traffic(nest)
     choices = all_choices(traffic, machine.hierarchy)
-    choice = next(one for one in choices if all(map(len, one.values())))
+    choice = next(chosen for chosen in choices if len(chosen) == 3)
     found = timed(nest, machine, choice).latency
     ports = {(one.level, one.tensor): one for one in found.ports}
     # 16 steps read 16 bytes of input; 8 elements of it come in once.
@@ -129,7 +128,7 @@ def test_ports_and_bandwidths_by_hand() -> None:
     two = replace(
         machine.hierarchy, dram_ports=2, levels=(replace(level.levels[0], ports=2),)
     )
-    other = latency(nest, traffic, choice, two)
+    other = latency(nest, traffic, machine.place(traffic, choice), two)
     split = [one for one in other.ports if one.level == MAIN]
     assert {one.way for one in split} == {"reads", "writes"}
     total = sum(one.nbytes for one in split)
@@ -235,8 +234,9 @@ def test_levels_keep_their_order_whatever_they_cost(alike: bool) -> None:
             nest = nest_of(layer, loops, unroll)
             traffic = machine.traffic(nest)
             for one in ways(nest, machine):
-                for own in one.memories.values():
-                    depths = [names.index(memory.level) for memory in own]
+                for tensor in traffic:
+                    own = [b.level for b in one.choice if b.tensor is tensor]
+                    depths = [names.index(name or "") for name in own]
                     assert depths == sorted(set(depths)), seed
             every = all_choices(traffic, hierarchy)
             least = min(machine.evaluate(nest, choice) for choice in every)

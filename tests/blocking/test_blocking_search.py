@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,15 +12,17 @@ from hypothesis import strategies as st
 from nest_strategies import layers
 
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.design.area_curve import area_curve
 from memplan.blocking.machine.hierarchy import Level, load_hierarchy
 from memplan.blocking.machine.technology import area_mm2
 from memplan.blocking.nest.layer import PAPER_LAYERS, Layer, Tensor
+from memplan.blocking.search import optimize as search
+from memplan.blocking.search.exact import optimum
 from memplan.blocking.search.optimize import optimize
 from memplan.blocking.search.result import METHODS, Options
 from memplan.blocking.search.spatial import Task
 from memplan.errors import EnvironmentUnfitError, MemplanError, UsageError
-from memplan.native import _nest
 from memplan.sweep import sweep
 
 CORE = {"C": 16, "K": 16}
@@ -55,6 +55,7 @@ def test_the_exact_method_is_never_worse(layer: Layer, objective: Objective) -> 
     assert exact.proved
     assert exact.gap == 0
     assert exact.lower_bound == pytest.approx(exact.energy, rel=1e-9)
+    assert exact.memories is not None
     counted = objective.evaluate(exact.nest, exact.memories)
     assert exact.energy == pytest.approx(counted, rel=1e-12)
     # The objective's own rule, which takes every buffer, does not do better, either.
@@ -76,18 +77,46 @@ def test_every_method_has_its_result_counted_anew(method: str) -> None:
 
 
 def test_a_search_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = _nest.optimum
+    def wrong(*args: object, **options: object) -> object:
+        return replace(optimum(SMALL, CORE), energy=1.0)
 
-    def wrong(*args: Any, **options: Any) -> object:
-        found = true(*args, **options)
-        names = ("loops", "kept", "labels", "proved", "lower_bound", "interrupted")
-        own = {name: getattr(found, name) for name in names}
-        return SimpleNamespace(energy=1.0, **own)
-
-    monkeypatch.setattr(_nest, "optimum", wrong)
+    monkeypatch.setattr(search, "optimum", wrong)
     with pytest.raises(MemplanError, match="divisors search says 1 pJ") as raised:
         optimize(SMALL, CORE, Codesign(), Options("divisors"))
     assert raised.value.exit_code == 70
+
+
+def test_buffers_that_are_not_there() -> None:
+    objective = Codesign()
+    best = optimize(SMALL, CORE, objective)
+    assert best.memories
+    first = best.memories[0]
+    assert isinstance(first, BufferMemory)
+    larger = first.nbytes + 2
+    pj = objective.curves[first.tensor](larger)
+    for wrong, message in (
+        (replace(first, nbytes=larger, pj=pj), "is no buffer of the nest"),
+        (replace(first, pj=2 * first.pj), "is not priced by its size"),
+    ):
+        with pytest.raises(MemplanError, match=message):
+            objective.evaluate(best.nest, [wrong, *best.memories[1:]])
+    with pytest.raises(MemplanError, match="exceed 10"):
+        Codesign(budget=10).evaluate(best.nest, best.memories)
+    with pytest.raises(MemplanError, match="is in no level"):
+        Fixed(TWO_LEVELS).evaluate(best.nest, best.memories)
+
+
+def test_levels_that_hold_too_much() -> None:
+    shared = replace(DIANNAO, levels=(Level("l", 100, None, {}),))
+    best = optimize(SMALL, CORE, Fixed(replace(shared, levels=_level(1 << 20))))
+    assert best.memories
+    tight = max(one.nbytes for one in best.memories)
+    with pytest.raises(MemplanError, match="more than it has room for"):
+        Fixed(replace(shared, levels=_level(tight))).evaluate(best.nest, best.memories)
+
+
+def _level(nbytes: int) -> tuple[Level, ...]:
+    return (Level("l", nbytes, None, dict.fromkeys(Tensor, 1.0)),)
 
 
 @pytest.mark.parametrize(

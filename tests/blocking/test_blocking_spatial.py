@@ -285,7 +285,7 @@ def test_ties_go_to_the_plainest() -> None:
 
     def result(unroll: dict[str, int], energy: float) -> Result:
         nest = nest_of(layer, [("X", 4), ("Y", 4)], unroll)
-        return Result(nest, "whole", energy, 0.0, 1, True, {})
+        return Result(nest, "whole", energy, 0.0, 1, True)
 
     less = result({"X": 2}, 1.0)
     assert better(less, result({"X": 4}, 1.1))

@@ -9,6 +9,7 @@ combined.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memplan.blocking.cost.objective import Codesign, Objective
-from memplan.blocking.cost.placement import Memory, Placement, as_chosen
+from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import Tensor
 
@@ -40,17 +41,23 @@ class _Part:
 
     pj: float
     taken: _Taken
-    chosen: tuple[Memory, ...] = ()
+    chosen: tuple[BufferMemory, ...] = ()
     depth: int = -1
 
 
-def best_memories(traffic: Mapping[Tensor, Traffic], objective: Objective) -> Placement:
-    """The buffers that have a memory, a memory each. No other choice takes less
-    energy."""
+def best_memories(
+    traffic: Mapping[Tensor, Traffic], objective: Objective
+) -> tuple[BufferMemory, ...]:
+    """The buffers that have a memory, each tensor's innermost first; `evaluate` takes
+    them as its `choice`. No other choice takes less energy."""
     pools = _pools(objective)
     parts = [_of_tensor(own, objective, pools) for own in traffic.values()]
-    best = min(_combined(parts, pools), key=lambda part: part.pj)
-    return as_chosen(traffic, best.chosen)
+    best: tuple[BufferMemory, ...] = ()
+    least = math.inf
+    for found in _combined(parts, pools):
+        if found.pj < least:
+            best, least = found.chosen, found.pj
+    return best
 
 
 def _pools(objective: Objective) -> tuple[int, ...]:
@@ -117,8 +124,9 @@ def _extended(
     taken = tuple(
         n + buffer.nbytes * (i == option.pool) for i, n in enumerate(part.taken)
     )
-    level = option.level or f"B{len(part.chosen)}"
-    memory = Memory(tensor, level, option.pj, (buffer,))
+    memory = BufferMemory(
+        tensor, buffer.begin, buffer.nbytes, option.pj, option.level, buffer.slides
+    )
     return _Part(part.pj + cost, taken, (*part.chosen, memory), option.depth)
 
 
@@ -143,11 +151,10 @@ def _unbeaten(parts: Iterator[_Part]) -> list[_Part]:
 
 
 def _simplest(part: _Part) -> tuple[float, int, int]:
-    slides = sum(one.outermost.slides for one in part.chosen)
-    return part.pj, len(part.chosen), slides
+    return part.pj, len(part.chosen), sum(one.slides for one in part.chosen)
 
 
-def _combined(parts: Sequence[list[_Part]], pools: Sequence[int]) -> list[_Part]:
+def _combined(parts: Sequence[list[_Part]], pools: Sequence[int]) -> Iterator[_Part]:
     """All tensors' choices together that fit."""
     found = [_Part(0.0, (0,) * len(pools))]
     for own in parts:
@@ -161,4 +168,4 @@ def _combined(parts: Sequence[list[_Part]], pools: Sequence[int]) -> list[_Part]
             for other in own
         )
         found = _unbeaten(part for part in both if _fits(part.taken, pools))
-    return found
+    yield from found

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.latency import Latency
-from memplan.blocking.cost.objective import Codesign, Fixed, Objective
-from memplan.blocking.cost.placement import MAIN, Memory, Placement, Share
+from memplan.blocking.cost.objective import Choice, Codesign, Fixed, Objective
+from memplan.blocking.cost.placement import MAIN, Memory, Share
 from memplan.blocking.machine.energy import MAC_PJ
 from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import Layer, Tensor
@@ -124,17 +124,17 @@ def evaluate(
     layer: Layer,
     nest: Nest,
     objective: Objective | None = None,
-    memories: Placement | None = None,
+    choice: Choice | None = None,
 ) -> Evaluation:
     """The buffers of `nest` in a given hierarchy, or each in a memory of its own,
     which is what a missing objective means, too. Those used most come first.
 
-    memories: of the buffers that have one, as a search chose them, instead of that
+    choice: the buffers that have a memory, as a search chose them, instead of that
     rule: where buffers compete for bytes, it may do better.
     """
     objective = objective or Codesign()
     traffic = objective.traffic(nest)
-    placement = memories or objective.place(traffic)
+    placement = objective.place(traffic, choice)
     found = objective.shares(traffic, placement)
     shares = _by_level(found, [*objective.levels(placement), MAIN], layer.tensors)
     return Evaluation(
@@ -154,7 +154,7 @@ def evaluate(
 def best_evaluation(layer: Layer, nest: Nest, objective: Objective) -> Evaluation:
     """The same with the buffers kept, and in the memories, that take the least."""
     memories = best_memories(objective.traffic(nest), objective)
-    return evaluate(layer, nest, objective, memories)
+    return evaluate(layer, nest, objective, choice=memories)
 
 
 def _by_level(

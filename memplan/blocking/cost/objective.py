@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from memplan.blocking.cost.latency import Latency, latency, untimed
 from memplan.blocking.cost.placement import (
+    BufferMemory,
     Placement,
     Share,
+    as_chosen,
+    check_levels,
+    check_own,
     in_levels,
+    level_of,
     own_memories,
     priced,
 )
@@ -24,6 +29,7 @@ from memplan.blocking.nest.nest import Nest
 from memplan.blocking.nest.precision import Precision
 from memplan.errors import UsageError
 
+Choice: TypeAlias = Sequence[BufferMemory]
 _DEFAULT = Precision()
 
 
@@ -61,8 +67,13 @@ class _Machine(ABC):
         return count(nest, self.precision, self.sliding)
 
     @abstractmethod
-    def place(self, traffic: Mapping[Tensor, Traffic]) -> Placement:
-        """The memories of each tensor by the machine's rule."""
+    def place(
+        self, traffic: Mapping[Tensor, Traffic], choice: Choice | None = None
+    ) -> Placement:
+        """The memories of each tensor: by the machine's rule, or the chosen ones.
+
+        Raises MemplanError where those chosen are not the nest's, or do not fit.
+        """
 
     def shares(
         self, traffic: Mapping[Tensor, Traffic], placement: Placement
@@ -79,10 +90,10 @@ class _Machine(ABC):
     ) -> Latency:
         """Cycles, which are the datapath's alone where no bandwidth is known."""
 
-    def evaluate(self, nest: Nest, memories: Placement | None = None) -> float:
-        """pJ of all accesses of one nest, in the memories of the rule if None."""
+    def evaluate(self, nest: Nest, choice: Choice | None = None) -> float:
+        """pJ of all accesses of one nest; raises as `place` does."""
         traffic = self.traffic(nest)
-        shares = self.shares(traffic, memories or self.place(traffic))
+        shares = self.shares(traffic, self.place(traffic, choice))
         return sum(share.pj for share in shares)
 
 
@@ -116,8 +127,13 @@ class Codesign(_Machine):
     def main_pj(self, tensor: Tensor) -> float:
         return self.curves[tensor].dram_pj
 
-    def place(self, traffic: Mapping[Tensor, Traffic]) -> Placement:
-        return own_memories(traffic, self.curves, self.budget)
+    def place(
+        self, traffic: Mapping[Tensor, Traffic], choice: Choice | None = None
+    ) -> Placement:
+        if choice is None:
+            return own_memories(traffic, self.curves, self.budget)
+        check_own(choice, self.curves, self.budget, self.sliding)
+        return as_chosen(traffic, choice, lambda one, place: f"B{place}")
 
     def levels(self, placement: Placement) -> list[str]:
         """Names of the levels on the chip: how far out a tensor's memory is."""
@@ -164,8 +180,15 @@ class Fixed(_Machine):
     def main_pj(self, tensor: Tensor) -> float:
         return self.hierarchy.main_pj(tensor)
 
-    def place(self, traffic: Mapping[Tensor, Traffic]) -> Placement:
-        return in_levels(traffic, self.hierarchy)
+    def place(
+        self, traffic: Mapping[Tensor, Traffic], choice: Choice | None = None
+    ) -> Placement:
+        if choice is None:
+            return in_levels(traffic, self.hierarchy)
+        check_levels(choice, self.hierarchy)
+        return as_chosen(
+            traffic, choice, lambda one, place: level_of(one, self.hierarchy)
+        )
 
     def levels(self, placement: Placement) -> list[str]:
         """Names of the levels on the chip, used or not."""

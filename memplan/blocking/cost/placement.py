@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isclose
 from typing import TypeAlias
 
 from memplan.blocking.machine.energy import Curve
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import Tensor
+from memplan.errors import MemplanError
 
 MAIN = "DRAM"
 
@@ -26,7 +28,6 @@ class Memory:
     """Some of one tensor's buffers, inside out, in a level; pj: of an access of 16
     bits."""
 
-    tensor: Tensor
     level: str
     pj: float
     buffers: tuple[Buffer, ...]
@@ -75,6 +76,24 @@ def paid(served: float, buffer: Buffer, count_fills: bool) -> float:
 
 
 Placement: TypeAlias = Mapping[Tensor, tuple[Memory, ...]]
+_SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class BufferMemory:
+    """A buffer of `nbytes` bytes, in a memory of `pj` an access, as a search chose.
+
+    loop: index, in the string, of a loop of the run in which it is used again, or of
+    the loop that sweeps over it; level: the one it is in, None for the innermost that
+    holds it at its price; slides: whether it slides along that loop.
+    """
+
+    tensor: Tensor
+    loop: int
+    nbytes: int
+    pj: float
+    level: str | None = None
+    slides: bool = False
 
 
 def own_memories(
@@ -88,20 +107,24 @@ def own_memories(
     on the chip; the buffers used most come first, and where one does not fit, its
     tensor's outer ones stay out too.
     """
-    kept: dict[Tensor, tuple[Buffer, ...]] = {}
-    for tensor, own in traffic.items():
-        most = curves[tensor].dram_above
-        larger = (i for i, one in enumerate(own.used) if one.nbytes > most)
-        kept[tensor] = own.used[: next(larger, None)]
+    kept = {t: _on_chip(own.used, curves[t]) for t, own in traffic.items()}
     if budget is not None:
         kept = _within(kept, budget)
     return {
         tensor: tuple(
-            Memory(tensor, f"B{place}", curves[tensor](buffer.nbytes), (buffer,))
+            Memory(f"B{place}", curves[tensor](buffer.nbytes), (buffer,))
             for place, buffer in enumerate(buffers)
         )
         for tensor, buffers in kept.items()
     }
+
+
+def _on_chip(buffers: tuple[Buffer, ...], curve: Curve) -> tuple[Buffer, ...]:
+    """Those before the first that is larger than a memory on the chip can be."""
+    for place, buffer in enumerate(buffers):
+        if buffer.nbytes > curve.dram_above:
+            return buffers[:place]
+    return buffers
 
 
 def _within(
@@ -152,9 +175,7 @@ def in_levels(traffic: Mapping[Tensor, Traffic], hierarchy: Hierarchy) -> Placem
                 depth = {t: max(d, closed + 1) for t, d in depth.items()}
     return {
         tensor: tuple(
-            Memory(
-                tensor, level.name, hierarchy.price(i, tensor), tuple(held[tensor, i])
-            )
+            Memory(level.name, hierarchy.price(i, tensor), tuple(held[tensor, i]))
             for i, level in enumerate(levels)
             if (tensor, i) in held
         )
@@ -170,15 +191,95 @@ def _by_use(
     yield from sorted(every, key=lambda item: -use(item[1]))
 
 
-def as_chosen(traffic: Mapping[Tensor, Traffic], chosen: Sequence[Memory]) -> Placement:
-    """The memories that a search chose, of one buffer each, innermost first, and no
-    others; each with what it serves to the one inside it, or to the datapath."""
-    found: dict[Tensor, tuple[Memory, ...]] = {}
-    for tensor, own in traffic.items():
-        (reads, writes), found[tensor] = own.served, ()
-        for one in chosen:
-            if one.tensor is tensor:
-                buffer = replace(one.outermost, reads=reads, writes=writes)
-                found[tensor] += (replace(one, buffers=(buffer,)),)
-                reads, writes = buffer.fills, buffer.drains
-    return found
+def as_chosen(
+    traffic: Mapping[Tensor, Traffic],
+    choice: Sequence[BufferMemory],
+    level: Callable[[BufferMemory, int], str],
+) -> Placement:
+    """The buffers of `choice`, innermost first, a memory each, and no others; each with
+    what it serves to the one of them inside it, or to the datapath.
+
+    level: the name of the level of one, the how-many-th of its tensor. Raises
+    MemplanError where a buffer is none of the nest's; that would be a mistake in a
+    search.
+    """
+    own = {t: [one for one in choice if one.tensor is t] for t in traffic}
+    return {
+        tensor: tuple(
+            Memory(level(one, place), one.pj, (buffer,))
+            for place, (one, buffer) in enumerate(_served(traffic[tensor], chosen))
+        )
+        for tensor, chosen in own.items()
+    }
+
+
+def _served(
+    traffic: Traffic, chosen: Sequence[BufferMemory]
+) -> Iterator[tuple[BufferMemory, Buffer]]:
+    """Their buffers, as if there were no others."""
+    reads, writes = traffic.served
+    for one in chosen:
+        buffer = replace(_buffer(traffic, one), reads=reads, writes=writes)
+        reads, writes = buffer.fills, buffer.drains
+        yield one, buffer
+
+
+def _buffer(traffic: Traffic, one: BufferMemory) -> Buffer:
+    for buffer in traffic.choices:
+        if buffer.begin <= one.loop < buffer.end and buffer.slides == one.slides:
+            if buffer.nbytes == one.nbytes:
+                return buffer
+            break
+    raise _wrong(one, "is no buffer of the nest")
+
+
+def check_own(
+    choice: Sequence[BufferMemory],
+    curves: Mapping[Tensor, Curve],
+    budget: int | None,
+    sliding: bool,
+) -> None:
+    """Raises MemplanError unless each is priced by its size, all are in budget, and
+    none slides where memories do not."""
+    for one in choice:
+        if one.slides and not sliding:
+            raise _wrong(one, "slides")
+        if not isclose(curves[one.tensor](one.nbytes), one.pj, rel_tol=_SAME):
+            raise _wrong(one, "is not priced by its size")
+    total = sum(one.nbytes for one in choice)
+    if budget is not None and total > budget:
+        raise MemplanError(f"buffers of {total} bytes exceed {budget}")
+
+
+def check_levels(choice: Sequence[BufferMemory], hierarchy: Hierarchy) -> None:
+    """Raises MemplanError unless each is in a level that holds it with the others."""
+    taken: dict[str, dict[Tensor, int]] = {one.name: {} for one in hierarchy.levels}
+    for one in choice:
+        room = taken[level_of(one, hierarchy)]
+        room[one.tensor] = max(one.nbytes, room.get(one.tensor, 0))
+    for level in hierarchy.levels:
+        within = level.capacity(Tensor.INPUT)
+        if not level.private and sum(taken[level.name].values()) > within:
+            raise MemplanError(f"level {level.name} holds more than it has room for")
+
+
+def level_of(one: BufferMemory, hierarchy: Hierarchy) -> str:
+    """The innermost level that holds the buffer at its price.
+
+    Raises MemplanError if none does.
+    """
+    for depth, level in enumerate(hierarchy.levels):
+        price = hierarchy.price(depth, one.tensor)
+        fits = level.capacity(one.tensor) >= one.nbytes
+        fits &= one.level in (None, level.name)
+        fits &= level.sliding or not one.slides
+        if fits and isclose(price, one.pj, rel_tol=_SAME):
+            return level.name
+    raise _wrong(one, "is in no level")
+
+
+def _wrong(one: BufferMemory, what: str) -> MemplanError:
+    return MemplanError(
+        f"internal error in memplan; please report it: a memory of {one.nbytes} bytes "
+        f"for the {one.tensor.value} {what}"
+    )

@@ -8,8 +8,8 @@ from itertools import combinations
 
 from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.latency import Latency, latency
-from memplan.blocking.cost.objective import Fixed
-from memplan.blocking.cost.placement import Memory, Placement, as_chosen
+from memplan.blocking.cost.objective import Choice, Fixed
+from memplan.blocking.cost.placement import BufferMemory, level_of
 from memplan.blocking.machine.hierarchy import Hierarchy, Level
 from memplan.blocking.nest.counts import Buffer, Traffic
 from memplan.blocking.nest.layer import Tensor
@@ -120,11 +120,11 @@ _WORTHS = (0.1, 1.0, 10.0)  # of a cycle, in units of energy over cycles
 
 @dataclass(frozen=True)
 class Timed:
-    """A nest in these memories: pJ of all accesses and of multiplications, and the
-    cycles."""
+    """A nest in the memories of `choice`: pJ of all accesses and of multiplications,
+    and the cycles."""
 
     nest: Nest
-    memories: Placement
+    choice: tuple[BufferMemory, ...]
     energy: float
     mac_pj: float
     latency: Latency
@@ -175,13 +175,14 @@ def check_minimized(minimize: str, machine: object, front: bool = False) -> None
         )
 
 
-def timed(nest: Nest, machine: Fixed, memories: Placement) -> Timed:
+def timed(nest: Nest, machine: Fixed, choice: Choice) -> Timed:
     """The nest in these memories."""
     traffic = machine.traffic(nest)
-    energy = sum(share.pj for share in machine.shares(traffic, memories))
-    found = latency(nest, traffic, memories, machine.hierarchy)
+    placement = machine.place(traffic, choice)
+    energy = sum(share.pj for share in machine.shares(traffic, placement))
+    found = latency(nest, traffic, placement, machine.hierarchy)
     mac_pj = nest.layer.macs * machine.mac_pj
-    return Timed(nest, memories, energy, mac_pj, found)
+    return Timed(nest, tuple(choice), energy, mac_pj, found)
 
 
 def ways(nest: Nest, machine: Fixed) -> list[Timed]:
@@ -189,13 +190,13 @@ def ways(nest: Nest, machine: Fixed) -> list[Timed]:
     the sums that bound them, and the least of both together."""
     traffic = machine.traffic(nest)
     first = timed(nest, machine, best_memories(traffic, machine))
-    found = [first]
+    found = {first.choice: first}
     for hierarchy in _priced(first, machine.hierarchy):
         chosen = best_memories(traffic, Fixed(hierarchy))
-        memories = repriced(chosen, machine.hierarchy)
-        if memories not in [one.memories for one in found]:
-            found.append(timed(nest, machine, memories))
-    return found
+        choice = repriced(chosen, hierarchy, machine.hierarchy)
+        if choice not in found:
+            found[choice] = timed(nest, machine, choice)
+    return list(found.values())
 
 
 def best_ways(nest: Nest, machine: Fixed, minimize: str) -> Timed:
@@ -209,16 +210,18 @@ def best_ways(nest: Nest, machine: Fixed, minimize: str) -> Timed:
     failed = 0
     while failed < len(choices):
         for tensor, own in choices.items():
-            ways_ = [{**best.memories, tensor: memories} for memories in own]
-            fitting = [one for one in ways_ if _fits(one, machine.hierarchy)]
-            tried = [best, *(timed(nest, machine, one) for one in fitting)]
+            rest = tuple(one for one in best.choice if one.tensor is not tensor)
+            tried = [best]
+            for part in own:
+                if _fits((*rest, *part), machine.hierarchy):
+                    tried.append(timed(nest, machine, (*rest, *part)))
             found = min(tried, key=lambda one: one.rank(minimize))
             failed = 0 if found is not best else failed + 1
             best = found
     return best
 
 
-def _choices(own: Traffic, machine: Fixed) -> Iterator[tuple[Memory, ...]]:
+def _choices(own: Traffic, machine: Fixed) -> Iterator[tuple[BufferMemory, ...]]:
     """One tensor's buffers in levels: each in one, further out from the inside."""
     hierarchy, tensor = machine.hierarchy, own.tensor
     levels = hierarchy.levels
@@ -228,11 +231,17 @@ def _choices(own: Traffic, machine: Fixed) -> Iterator[tuple[Memory, ...]]:
             for depths in combinations(range(len(levels)), number):
                 pairs = list(zip(buffers, depths, strict=True))
                 if all(_holds(levels[d], tensor, b) for b, d in pairs):
-                    chosen = [
-                        Memory(tensor, levels[d].name, hierarchy.price(d, tensor), (b,))
-                        for b, d in pairs
-                    ]
-                    yield as_chosen({tensor: own}, chosen)[tensor]
+                    yield tuple(
+                        BufferMemory(
+                            tensor,
+                            buffer.begin,
+                            buffer.nbytes,
+                            hierarchy.price(depth, tensor),
+                            levels[depth].name,
+                            buffer.slides,
+                        )
+                        for buffer, depth in pairs
+                    )
 
 
 def _holds(level: Level, tensor: Tensor, buffer: Buffer) -> bool:
@@ -241,15 +250,15 @@ def _holds(level: Level, tensor: Tensor, buffer: Buffer) -> bool:
     )
 
 
-def _fits(memories: Placement, hierarchy: Hierarchy) -> bool:
+def _fits(choice: Choice, hierarchy: Hierarchy) -> bool:
     """Whether shared levels hold all that is to be in them."""
-    every = [one for own in memories.values() for one in own]
-    return all(
-        level.private
-        or sum(one.nbytes for one in every if one.level == level.name)
-        <= level.capacity(Tensor.INPUT)
-        for level in hierarchy.levels
-    )
+    for level in hierarchy.levels:
+        if level.private:
+            continue
+        held = [one for one in choice if level_of(one, hierarchy) == level.name]
+        if sum(one.nbytes for one in held) > level.capacity(Tensor.INPUT):
+            return False
+    return True
 
 
 def _priced(first: Timed, hierarchy: Hierarchy) -> Iterator[Hierarchy]:
@@ -264,11 +273,14 @@ def worth_of(one: Timed, part: float = 1.0) -> float:
     return part * (one.energy + one.mac_pj) / one.cycles
 
 
-def repriced(memories: Placement, hierarchy: Hierarchy) -> Placement:
-    """The memories at the prices of a hierarchy that has their levels."""
+def repriced(
+    choice: Choice, priced: Hierarchy, hierarchy: Hierarchy
+) -> tuple[BufferMemory, ...]:
+    """Memories at the prices of one hierarchy, at those of another with its levels."""
     names = [level.name for level in hierarchy.levels]
-
-    def priced(one: Memory) -> Memory:
-        return replace(one, pj=hierarchy.price(names.index(one.level), one.tensor))
-
-    return {t: tuple(map(priced, own)) for t, own in memories.items()}
+    found = []
+    for one in choice:
+        name = level_of(one, priced)
+        pj = hierarchy.price(names.index(name), one.tensor)
+        found.append(replace(one, pj=pj, level=name))
+    return tuple(found)

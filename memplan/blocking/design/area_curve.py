@@ -32,7 +32,7 @@ def area_curve(
     for budget in budgets:
         machine = replace(objective or Codesign(), budget=budget)
         result = search_one_of(layer, unroll, machine, options)
-        found = evaluate(layer, result.nest, machine, memories=result.memories)
+        found = evaluate(layer, result.nest, machine, choice=result.memories)
         nbytes = found.sram_bytes
         area = area_mm2(nbytes, machine.technology.area)
         yield CurvePoint(budget, nbytes, area, result.energy)

@@ -78,10 +78,7 @@ def last_prices(
     found = {}
     for tensor, curve in machine.curves.items():
         if tensor is SHARED[split]:
-            sizes = list(curve.nbytes)
-            if curve.pj[0] < wires < curve.pj[-1]:  # the size that costs as much
-                at = np.interp(math.log(wires), np.log(curve.pj), np.log(sizes))
-                sizes = sorted({*sizes, math.exp(float(at))})
+            sizes = sorted({*curve.nbytes, *_crossing(curve, wires)})
             pj = tuple(max(curve.on_chip(size), wires) / cores for size in sizes)
             found[tensor] = replace(curve, nbytes=tuple(sizes), pj=pj)
         else:
@@ -182,6 +179,13 @@ class CoresBound:
         return outputs.compulsory_words * curve.on_chip(max(nbytes, 1))
 
 
+def _crossing(curve: Curve, pj: float) -> Iterator[float]:
+    """The size at which an access costs so much, if it is one between two knots."""
+    if curve.pj[0] < pj < curve.pj[-1]:
+        at = np.interp(math.log(pj), np.log(curve.pj), np.log(curve.nbytes))
+        yield math.exp(float(at))
+
+
 _SAME = 1e-9
 
 
@@ -221,8 +225,8 @@ def _changes(nest: Nest) -> Iterator[list[tuple[str, int]]]:
     for place, (dim, extent) in enumerate(loops):
         if place + 1 < len(loops):
             yield [*loops[:place], loops[place + 1], loops[place], *loops[place + 2 :]]
-        if dim not in {outer for outer, _ in loops[place + 1 :]}:
-            continue  # no other loop of its dimension lies outside
+        if not _inner(loops, place):
+            continue
         yield loops[:place] + loops[place + 1 :]
         for other in extents.get(dim, ()):
             if other != extent:
@@ -231,6 +235,11 @@ def _changes(nest: Nest) -> Iterator[list[tuple[str, int]]]:
         for dim, sizes in extents.items():
             for size in sizes:
                 yield [*loops[:place], (dim, size), *loops[place:]]
+
+
+def _inner(loops: Sequence[tuple[str, int]], place: int) -> bool:
+    """Whether another loop of its dimension lies outside."""
+    return loops[place][0] in {dim for dim, _ in loops[place + 1 :]}
 
 
 def _extents(nest: Nest, dim: str) -> list[int]:

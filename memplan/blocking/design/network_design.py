@@ -73,9 +73,7 @@ class NetworkSearch:
 
     def run(self) -> None:
         """The whole search."""
-        smallest = [SMALLEST * STEP**i for i in range(self._budget.bit_length())]
-        sizes = [nbytes for nbytes in smallest if nbytes <= self._budget]
-        grid: list[Sizes] = list(combinations(sizes, self._levels))
+        grid = self._grid()
         for design in self._first():
             self._solve(design)
         ranked = ranked_designs(self._pools, grid, self._budget)
@@ -169,6 +167,12 @@ class NetworkSearch:
         assert plain.best is not None
         return plain.best[0]
 
+    def _grid(self) -> list[Sizes]:
+        sizes = [SMALLEST]
+        while sizes[-1] * STEP <= self._budget:
+            sizes.append(sizes[-1] * STEP)
+        return list(combinations(sizes, self._levels))
+
     def _first(self) -> list[Design]:
         """Designs whose optimal nests the pools start with."""
         found: list[Design] = []
@@ -197,8 +201,13 @@ class NetworkSearch:
 
     def _held(self, result: Result) -> Design:
         """The largest of the memories that a result has, as many as there may be."""
-        held = {t: {one.nbytes for one in own} for t, own in result.memories.items()}
-        return {t: tuple(sorted(held.get(t, ())))[-self._levels :] for t in Tensor}
+        held = result.memories or ()
+        return {
+            tensor: tuple(sorted({b.nbytes for b in held if b.tensor is tensor}))[
+                -self._levels :
+            ]
+            for tensor in Tensor
+        }
 
     @property
     def _own_is_least(self) -> bool:
@@ -246,7 +255,8 @@ class NetworkSearch:
             held = [
                 one.nbytes
                 for layer in network.layers
-                for one in layer.result.memories.get(tensor, ())
+                for one in layer.result.memories or ()
+                if one.tensor is tensor
             ]
             most = [max((b for b in held if b <= s), default=0) for s in sizes]
             trimmed[tensor] = tuple(sorted({nbytes for nbytes in most if nbytes}))

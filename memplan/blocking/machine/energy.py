@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import log
 
@@ -76,29 +76,6 @@ class Curve:
         return np.log(self.nbytes), np.log(self.pj)
 
 
-_LARGE = float(1 << 40)  # bytes that energies are continued to
-
-
-@dataclass(frozen=True)
-class AccessTable:
-    """pJ of 16 bits: a row per size in bytes, a column per bits read at once; both
-    ascend, and so do the energies down every column."""
-
-    nbytes: tuple[float, ...]
-    words: tuple[float, ...]
-    pj: tuple[tuple[float, ...], ...]
-
-    def curve(self, word: int, dram_pj: float) -> Curve:
-        """For words of so many bits, the nearest where the table has none so short or
-        so long; between columns both logarithms go together linearly. Energy goes with
-        the square root of the size above the last row, and stays below the first."""
-        at = np.log2(word)
-        columns = np.log2(self.words)
-        pj = [float(np.exp(np.interp(at, columns, np.log(row)))) for row in self.pj]
-        outside = pj[-1] * (_LARGE / self.nbytes[-1]) ** 0.5
-        return Curve((*self.nbytes, _LARGE), (*pj, outside), dram_pj=dram_pj)
-
-
 @lru_cache(maxsize=64)
 def table_3(word: int) -> Curve:
     """Table 3 for words of so many bits, continued beyond its rows.
@@ -110,15 +87,19 @@ def table_3(word: int) -> Curve:
     """
     if word < 1:
         raise UsageError(f"a word of {word} bits: it must have at least one")
-    sizes = tuple(float(kib * KIB) for kib in TABLE_3)
-    found = AccessTable(sizes, WORDS, tuple(TABLE_3.values())).curve(word, DRAM_PJ)
+    at = np.log2(min(word, WORDS[-1]))
+    sizes = [float(kib * KIB) for kib in TABLE_3]
+    pj = [
+        float(np.exp(np.interp(at, np.log2(WORDS), np.log(row))))
+        for row in TABLE_3.values()
+    ]
     # Where a register file and a small SRAM cost the same.
-    meet = (found.pj[0] * REGISTER_BYTES / REGISTER_PJ) ** 2 / KIB
-    return replace(
-        found,
-        nbytes=(float(REGISTER_BYTES), meet, *found.nbytes),
-        pj=(REGISTER_PJ, REGISTER_PJ * meet / REGISTER_BYTES, *found.pj),
-    )
+    meet = (pj[0] * REGISTER_BYTES / REGISTER_PJ) ** 2 / KIB
+    small = [float(REGISTER_BYTES), meet]
+    small_pj = [REGISTER_PJ, REGISTER_PJ * meet / REGISTER_BYTES]
+    large = float(1 << 40)
+    large_pj = pj[-1] * (large / sizes[-1]) ** 0.5
+    return Curve((*small, *sizes, large), (*small_pj, *pj, large_pj))
 
 
 def paper_curves() -> dict[Tensor, Curve]:

@@ -9,11 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memplan.blocking.machine.energy import (
     DRAM_PJ,
     MAC_PJ,
     PAPER_WORDS,
-    AccessTable,
     Curve,
     table_3,
 )
@@ -47,6 +48,7 @@ def area_mm2(nbytes: int, area: Area = PAPER_AREA) -> float:
     return area.datapath + area.per_mib * nbytes / _MIB
 
 
+_LARGE = float(1 << 40)  # bytes that energies are continued to
 # pJ in 45 nm of a multiplication and an addition of the partial sum's bits (Horowitz,
 # Computing's energy problem, ISSCC 2014): int8 0.2 + 0.1, int32 3.1 + 0.1, fp16 1.1 +
 # 0.9, fp32 3.7 + 0.9. int16 is the blocking paper's 1 pJ; bf16 is taken as fp16, whose
@@ -59,6 +61,26 @@ MULTIPLIER_PJ: Mapping[str, float] = {
     "bf16": 2.0,
     "fp32": 4.6,
 }
+
+
+@dataclass(frozen=True)
+class AccessTable:
+    """pJ of 16 bits: a row per size in bytes, a column per bits read at once; both
+    ascend, and so do the energies down every column."""
+
+    nbytes: tuple[float, ...]
+    words: tuple[float, ...]
+    pj: tuple[tuple[float, ...], ...]
+
+    def curve(self, word: int, dram_pj: float) -> Curve:
+        """For words of so many bits, the nearest where the table has none so short or
+        so long; between columns both logarithms go together linearly. Energy goes with
+        the square root of the size above the last row, and stays below the first."""
+        at = np.log2(word)
+        columns = np.log2(self.words)
+        pj = [float(np.exp(np.interp(at, columns, np.log(row)))) for row in self.pj]
+        outside = pj[-1] * (_LARGE / self.nbytes[-1]) ** 0.5
+        return Curve((*self.nbytes, _LARGE), (*pj, outside), dram_pj=dram_pj)
 
 
 @dataclass(frozen=True)

@@ -149,8 +149,8 @@ def parse_nest(
     tokens = text.split()
     if len(tokens) > MAX_LOOPS:
         raise UsageError(f"the string has {len(tokens)} loops, more than {MAX_LOOPS}")
-    base = {dim: min(unroll.get(dim, 1), layer.size(dim)) for dim in DIMS}
-    reached, loops = dict(base), list[Loop]()
+    found = _Chains(layer, unroll)
+    loops: list[Loop] = []
     for number, token in enumerate(tokens, 1):
         match = _TOKEN.match(token)
         where = f"token {number}, {token!r}"
@@ -158,37 +158,57 @@ def parse_nest(
             raise UsageError(
                 f"{where}: a loop is one of {', '.join(DIMS)} with its extent: Fw3, X8"
             )
-        dim, inner, size = match[1], reached[match[1]], layer.size(match[1])
-        lanes, extent = unroll.get(dim, 1), int(match[2])
-        problem = ""
-        if extent > -(-size // lanes) * lanes:
-            problem = f"{layer.name} has {dim} = {size}, and no more"
-        elif extent < 1:
-            problem = "an extent is at least 1"
-        elif (extent := min(extent, size)) < inner:
-            by_loops = "the loops inside it cover"
-            by = by_loops if inner != base[dim] else "the datapath's unrolling covers"
-            problem = (
-                f"{by} {inner} of {dim} already; extents are cumulative, and must not "
-                "fall"
-            )
-        elif extent < size and extent % lanes:
-            problem = (
-                f"the datapath does {lanes} of {dim} at once, and {extent} is no "
-                "multiple of it"
-            )
-        if problem:
-            raise UsageError(f"{where}: {problem}")
-        if extent > inner:
-            loops.append(Loop(dim, inner, extent))
-        reached[dim] = extent
+        inner = found.reached[match[1]]
+        outer = found.extended(match[1], int(match[2]), where)
+        if outer > inner:
+            loops.append(Loop(match[1], inner, outer))
     for dim in DIMS:
-        if reached[dim] < layer.size(dim):
+        if found.reached[dim] < layer.size(dim):
             raise UsageError(
                 f"the string does not cover {layer.name}: {dim} ends at "
-                f"{reached[dim]} of {layer.size(dim)}"
+                f"{found.reached[dim]} of {layer.size(dim)}"
             )
     return Nest(layer, tuple(loops), unroll)
+
+
+class _Chains:
+    """How far the loops that were read reach, by dimension."""
+
+    def __init__(self, layer: Layer, unroll: Mapping[str, int]) -> None:
+        self._layer, self._unroll = layer, unroll
+        self.reached = {dim: min(unroll.get(dim, 1), layer.size(dim)) for dim in DIMS}
+
+    def extended(self, dim: str, extent: int, where: str) -> int:
+        """Reach `extent`, or the size that it stands for, which is returned.
+
+        Raises UsageError, which begins with `where`.
+        """
+        size, lanes = self._layer.size(dim), self._unroll.get(dim, 1)
+        rounded = -(-size // lanes) * lanes
+        if extent > rounded:
+            raise UsageError(
+                f"{where}: {self._layer.name} has {dim} = {size}, and no more"
+            )
+        if extent < 1:
+            raise UsageError(f"{where}: an extent is at least 1")
+        extent = min(extent, size)
+        if extent < self.reached[dim]:
+            inside = (
+                "the loops inside it cover"
+                if self.reached[dim] != min(lanes, size)
+                else "the datapath's unrolling covers"
+            )
+            raise UsageError(
+                f"{where}: {inside} {self.reached[dim]} of {dim} already; extents are "
+                "cumulative, and must not fall"
+            )
+        if extent < size and extent % lanes:
+            raise UsageError(
+                f"{where}: the datapath does {lanes} of {dim} at once, and "
+                f"{extent} is no multiple of it"
+            )
+        self.reached[dim] = extent
+        return extent
 
 
 def nest_of(

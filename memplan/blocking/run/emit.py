@@ -86,9 +86,7 @@ def emit(
         "TY": tile.y,
         "PARTS": "true" if any(loop.dim in _REDUCED for loop in outer) else "false",
         "REGISTER_LOOPS": _register_loops(tiled.loops[:kept], layer),
-        "BLOCKED_LOOPS": _nested(
-            outer, _Ranges({dim: ("0", dim.upper()) for dim in _NAMES}), _TILE
-        ),
+        "BLOCKED_LOOPS": _blocked_loops(outer),
         "PANEL": rows,
         "DEPTH": blocks[0],
         "ROWS": blocks[1],
@@ -176,6 +174,11 @@ def _register_loops(loops: tuple[Loop, ...], layer: Layer) -> str:
         for dim in _REDUCED
     }
     return _nested(loops, _Ranges(whole), _STEP)
+
+
+def _blocked_loops(loops: tuple[Loop, ...]) -> str:
+    whole = {dim: ("0", dim.upper()) for dim in _NAMES}
+    return _nested(loops, _Ranges(whole), _TILE)
 
 
 def _nested(loops: tuple[Loop, ...], ranges: _Ranges, body: str) -> str:

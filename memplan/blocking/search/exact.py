@@ -14,22 +14,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence, Set
 
-from memplan.blocking.cost.best_memories import best_memories
 from memplan.blocking.cost.objective import Codesign, Fixed, Objective
+from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.machine.energy import Curve
 from memplan.blocking.machine.hierarchy import Hierarchy
 from memplan.blocking.nest.layer import DIMS, Layer, Tensor
-from memplan.blocking.nest.nest import Nest, nest_of
+from memplan.blocking.nest.nest import Nest, nest_of, parse_nest
+from memplan.blocking.nest.precision import Precision
 from memplan.blocking.search.result import Options, Result
 from memplan.cores import cores
-from memplan.errors import MemplanError, NoPlanError, UsageError
+from memplan.errors import NoPlanError, UsageError
 from memplan.native import _nest
 
 DIVISORS = Options("divisors")
-_SAME = 1e-9  # relative
 MAX_SHARED = 4  # levels that several tensors share
 LOOPS = ("X", "Y", "C", "K", "B")
 WINDOW = ("Fw", "Fh")
@@ -77,9 +76,11 @@ def optimum_so_far(
     one. report: called now and then."""
     start = time.perf_counter()
     check_unroll(unroll)
+    sized = layer.padded(unroll)
+    base = base_of(sized, unroll)
     try:
         found = _nest.optimum(
-            problem_of(layer.padded(unroll), unroll, objective),
+            problem_of(sized, unroll, objective),
             whole=False,
             incumbent=math.inf,
             seconds=math.inf if options.time_limit is None else options.time_limit,
@@ -99,7 +100,7 @@ def optimum_so_far(
             "allow more"
         )
     seconds = time.perf_counter() - start
-    return replace(_read(found, layer, unroll, objective), seconds=seconds)
+    return _read(found, sized, base, objective.precision, seconds)
 
 
 def base_of(layer: Layer, unroll: Mapping[str, int]) -> dict[str, int]:
@@ -143,7 +144,7 @@ def problem_of(
         memories=memories,
         pools=pools,
         # Groups the datapath does at once make every tile larger.
-        element_bytes=[precision.held(t) * base["G"] / 8 for t in Tensor],
+        element_bytes=[_element_bytes(t, base, precision) for t in Tensor],
         last_write=precision.output / precision.partial,
         count_fills=objective.count_fills,
     )
@@ -203,6 +204,12 @@ def _scaled(memories: _Memories, scale: float) -> _Memories:
     )
 
 
+def _element_bytes(
+    tensor: Tensor, base: Mapping[str, int], precision: Precision
+) -> float:
+    return precision.held(tensor) * base["G"] / 8
+
+
 def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:
     """The levels of a hierarchy; shared ones are pools."""
     shared = [depth for depth, at in enumerate(hierarchy.levels) if not at.private]
@@ -231,54 +238,40 @@ def _levels(hierarchy: Hierarchy) -> tuple[list[_Memories], list[float]]:
 
 def _read(
     found: _nest.Optimum,
-    layer: Layer,
-    unroll: Mapping[str, int],
-    objective: Objective,
+    sized: Layer,
+    base: Mapping[str, int],
+    precision: Precision,
+    seconds: float,
 ) -> Result:
-    """What the kernel found for one group of the layer, its sizes rounded up to what
-    the datapath does at once: for all groups, and for the layer as it is.
-
-    What was proved is not about the latter, if it is another one. Raises MemplanError
-    where the nest, when recounted, has another energy.
-    """
-    sized = layer.padded(unroll)
-    loops: list[tuple[str, int]] = []
+    """What the kernel found for one group, for all of them, as a string."""
+    tokens: list[str] = []
+    first: list[int] = []  # token of each loop
     for dim, extent in found.loops:
-        window = [(d, sized.size(d)) for d in WINDOW]
-        loops += [(LOOPS[dim], extent)] if dim < len(LOOPS) else window
-    loops.append(("G", sized.G))
-    searched, nest = nest_of(sized, loops, unroll), nest_of(layer, loops, unroll)
-    energy, proved = found.energy * sized.G, found.proved
-    memories = dict(best_memories(objective.traffic(searched), objective))
-    for tensor, own in memories.items():
-        # At the kernel's prices, which differ from Python's in the last bit.
-        scale, number = objective.precision.scale(tensor), list(Tensor).index(tensor)
-        pj = [pj / scale for of, _, _, pj, _ in found.kept if of == number]
-        if len(pj) == len(own):
-            each = zip(own, pj, strict=True)
-            memories[tensor] = tuple(replace(one, pj=price) for one, price in each)
-    counted = objective.evaluate(searched, memories)
-    if abs(counted - energy) > _SAME * counted:
-        raise MemplanError(
-            f"internal error in memplan; please report it: {layer.name}: the "
-            f"divisors search says {energy:.12g} pJ, and its nest has "
-            f"{counted:.12g} pJ. The nest: {searched}"
-        )
-    bound: float | None = found.lower_bound * sized.G
-    if sized != layer:
-        memories = dict(best_memories(objective.traffic(nest), objective))
-        energy = objective.evaluate(nest, memories)
-        bound, proved = None, False
+        first.append(len(tokens))
+        if dim < len(LOOPS):
+            tokens.append(f"{LOOPS[dim]}{extent}")
+        else:
+            tokens += [f"{d}{sized.size(d)}" for d in WINDOW if sized.size(d) > base[d]]
+    if base["G"] < sized.G:
+        tokens.append(f"G{sized.G}")
+    memories = []
+    for number, loop, elements, pj, slides in found.kept:
+        tensor = tuple(Tensor)[number]
+        nbytes = math.ceil(_element_bytes(tensor, base, precision) * elements)
+        own_pj = pj / precision.scale(tensor)
+        own = BufferMemory(tensor, first[loop], nbytes, own_pj, None, slides)
+        memories.append(own)
+    unroll = {dim: n for dim, n in base.items() if n > 1}
     return Result(
-        nest,
+        parse_nest(" ".join(tokens), sized, unroll),
         "divisors",
-        energy,
-        0.0,
+        found.energy * sized.G,
+        seconds,
         found.labels,
         found.proved,
-        memories,
-        bound,
-        proved,
+        found.lower_bound * sized.G,
+        found.proved,
+        tuple(memories),
         interrupted=found.interrupted,
     )
 
@@ -303,32 +296,44 @@ def nest_from(loops: Loops, layer: Layer, unroll: Mapping[str, int]) -> Nest:
     return nest_of(layer, named, unroll)
 
 
-_ALIKE = [{"X", "Y", "B"}, {"C"}, {"K"}, {"Fw", "Fh"}]  # use the same tensors again
-
-
 def relaxed_loops(relaxed: _nest.Optimum) -> list[tuple[int, int]]:
     """The loops of a relaxation's optimum, as few as will do; none where there is no
-    optimum, or it has more than MOST.
-
-    Neighbours that use the same tensors again are one of each dimension, up to a stripe
-    of the input that is kept, and outside of it; a loop along which a kept buffer
-    slides stays as it is, around the same tile.
-    """
-    named = [KERNEL_DIMS[dim] for dim, _ in relaxed.loops]
+    optimum, or it has more than MOST."""
+    # The loops along which a buffer that is kept slides.
     slid = {number for _, number, _, _, slides in relaxed.kept if slides}
-    striped = {n for tensor, n, *_ in relaxed.kept if tensor == 0 and named[n] in "XY"}
+    loops = _kept(relaxed.loops, _striped(relaxed), slid)
+    return loops if len(loops) <= MOST else []
+
+
+def _striped(relaxed: _nest.Optimum) -> set[int]:
+    """Numbers of the loops that sweep over a stripe of the input that is kept."""
+    outer = [number for tensor, number, *_ in relaxed.kept if tensor == 0]
+    return {number for number in outer if KERNEL_DIMS[relaxed.loops[number][0]] in "XY"}
+
+
+def _kept(loops: Loops, striped: Set[int], slid: Set[int]) -> list[tuple[int, int]]:
+    """The relaxation's loops, of which neighbours that use the same tensors again are
+    one of each dimension, up to a stripe and outside of it; a loop along which a buffer
+    slides stays as it is, around the same tile."""
     kept: list[tuple[int, int]] = []
     inside = 0  # loops that are in a stripe, or in a sliding buffer
-    for number, (dim, extent) in enumerate(relaxed.loops):
+    for number, (dim, extent) in enumerate(loops):
         place = len(kept)
         if number in slid:
             inside = place
-        alike = next(group for group in _ALIKE if named[number] in group)
-        while place > inside and KERNEL_DIMS[kept[place - 1][0]] in alike:
+        while place > inside and _alike(kept[place - 1][0], dim):
             place -= 1
             if kept[place][0] == dim:
                 del kept[place]
         kept.append((dim, extent))
         if number in striped:
             inside = len(kept)
-    return kept if len(kept) <= MOST else []
+    return kept
+
+
+def _alike(one: int, other: int) -> bool:
+    """Whether loops of both dimensions use the same tensors again."""
+    groups = (("X", "Y", "B"), ("C",), ("K",), ("Fw", "Fh"))
+    return any(
+        KERNEL_DIMS[one] in group and KERNEL_DIMS[other] in group for group in groups
+    )

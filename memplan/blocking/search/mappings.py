@@ -66,8 +66,7 @@ def mappings_of(layer: Layer, array: Array) -> Mappings:
     for side, own in zip(array.sides, sides, strict=True):
         along = own if complete and own is not None else _filled(sizes, side, few)
         found = _combined(found, along, least)
-    wide, high = (layer.X, layer.Fw), (layer.Y, layer.Fh)
-    if wide == high and layer.stride[0] == layer.stride[1]:
+    if _symmetric(layer):
         found = _one_of_mirrored(found)
     return Mappings(found, complete)
 
@@ -158,6 +157,11 @@ def _distinct(rows: Int64Array) -> Int64Array:
         keys = keys * (int(column.max()) + 1) + column
     _, first = np.unique(keys, return_index=True)
     return rows[first]
+
+
+def _symmetric(layer: Layer) -> bool:
+    wide = layer.X, layer.Fw, layer.stride[0]
+    return wide == (layer.Y, layer.Fh, layer.stride[1])
 
 
 def _one_of_mirrored(rows: Int64Array) -> Int64Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from memplan.blocking.cost.best_memories import best_memories
@@ -17,7 +17,7 @@ from memplan.blocking.search.exact import optimum
 from memplan.blocking.search.result import Options, ProgressReport, Result
 from memplan.blocking.search.timed import search_timed
 from memplan.blocking.search.whole import search_whole
-from memplan.errors import UsageError
+from memplan.errors import MemplanError, UsageError
 
 _STEPS = (64, 256)  # of a register tile at least, if the layer has as many
 _ROW = 64  # columns of the input that are read one after the other, at least
@@ -144,5 +144,49 @@ def _least_energy(
 ) -> Result:
     """The nest of least energy, whatever else is asked for."""
     if options.method == "whole":
-        return search_whole(layer, unroll, objective, options, progress)
-    return optimum(layer, unroll, objective, options)
+        result = search_whole(layer, unroll, objective, options, progress)
+    else:
+        found = optimum(layer, unroll, objective, options)
+        result = _settled(found, layer, unroll, objective)
+    return result
+
+
+def _settled(
+    result: Result, layer: Layer, unroll: Mapping[str, int], objective: Objective
+) -> Result:
+    """The result over the layer as it is, with the memories that take the least.
+
+    The other methods round sizes up to what the datapath does at once. Where that
+    changes the layer, what they proved is not about it. Raises MemplanError where their
+    nest, when recounted, has another energy.
+    """
+    loops = [(loop.dim, loop.outer) for loop in result.nest.loops]
+    sized = layer.padded(unroll)
+    searched = nest_of(sized, _rounded(loops, layer, sized), unroll)
+    energy = objective.evaluate(searched, result.memories)
+    if abs(energy - result.energy) > _SAME * energy:
+        raise MemplanError(
+            f"internal error in memplan; please report it: {layer.name}: the "
+            f"{result.method} search says {result.energy:.12g} pJ, and its nest has "
+            f"{energy:.12g} pJ. The nest: {result.nest}"
+        )
+    if sized == layer and result.memories is not None:
+        return replace(result, nest=searched)
+    nest = nest_of(layer, loops, unroll)
+    memories = best_memories(objective.traffic(nest), objective)
+    result = replace(
+        result,
+        nest=nest,
+        memories=memories,
+        energy=objective.evaluate(nest, memories),
+    )
+    if sized == layer:
+        return result
+    return replace(result, lower_bound=None, proved=False)
+
+
+def _rounded(
+    loops: Sequence[tuple[str, int]], layer: Layer, sized: Layer
+) -> list[tuple[str, int]]:
+    """The loops that cover `layer`, covering `sized`."""
+    return [(d, sized.size(d) if n == layer.size(d) else n) for d, n in loops]

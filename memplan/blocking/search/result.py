@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from memplan.blocking.cost.placement import Placement
+from memplan.blocking.cost.placement import BufferMemory
 from memplan.blocking.cost.timed_memories import FrontPoint
 from memplan.blocking.nest.array import MappingSearch
 from memplan.blocking.nest.nest import Nest
@@ -90,8 +90,8 @@ class Result:
     knows none. proved: whether the nest is known to be optimal in that space.
     complete: whether the search came to its end; it did not where time ran out, or
     Ctrl-C was pressed, which `interrupted` says. tried: nests evaluated, of "whole" and
-    "divisors" partial ones, too. memories: of the buffers that have one, those that
-    take the least.
+    "divisors" partial ones, too. memories: of the buffers that have one, innermost
+    first, those that take the least; None where the objective's own rule says.
     free_energy: pJ of the best nest found on the same datapath, whether code runs it
     well or not; None where that was not asked. mapping: how its datapath was chosen,
     if it was.
@@ -103,9 +103,9 @@ class Result:
     seconds: float
     tried: int
     complete: bool
-    memories: Placement
     lower_bound: float | None = None
     proved: bool = False
+    memories: tuple[BufferMemory, ...] | None = None
     space: Space = Space.DIVISORS
     interrupted: bool = False
     minimized: str = "energy"

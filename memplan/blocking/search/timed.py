@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -31,7 +31,7 @@ from memplan.blocking.cost.timed_memories import (
     worth_of,
 )
 from memplan.blocking.nest.counts import Traffic
-from memplan.blocking.nest.layer import Layer
+from memplan.blocking.nest.layer import Layer, Tensor
 from memplan.blocking.nest.nest import Nest
 from memplan.blocking.search.result import (
     Options,
@@ -135,11 +135,15 @@ class TimeBounds:
                 rate = hierarchy.rate(depth, tensor) * hierarchy.ports(depth)
                 nbytes = 2 * own.demand_words
                 if depth == outside:
-                    # With what all other tensors move there at least.
-                    others = [o for t, o in self._traffic.items() if t is not tensor]
-                    nbytes += sum(2 * other.compulsory_words for other in others)
+                    nbytes += _compulsory(self._traffic, tensor)
                 found = min(found, max(self.steps, nbytes / rate))
         return found
+
+
+def _compulsory(traffic: Mapping[Tensor, Traffic], besides: Tensor) -> float:
+    """Bytes that all other tensors move to or from main memory at least."""
+    others: Sequence[Traffic] = [t for own, t in traffic.items() if own is not besides]
+    return sum(2 * own.compulsory_words for own in others)
 
 
 # (layer, unroll, objective, options): the nest of least energy.
@@ -161,7 +165,7 @@ def evaluation_of(
     if minimize == "energy" or not isinstance(objective, Fixed):
         return best_evaluation(layer, nest, objective)
     found = best_ways(nest, objective, minimize)
-    return evaluate(layer, nest, objective, found.memories)
+    return evaluate(layer, nest, objective, choice=found.choice)
 
 
 def search_timed(
@@ -247,7 +251,7 @@ class _Search:
             complete=self._complete and not self._interrupted,
             lower_bound=value if proved else bound,
             proved=proved,
-            memories=best.memories,
+            memories=best.choice,
             interrupted=self._interrupted,
             minimized=minimize,
             value=value,
@@ -309,7 +313,7 @@ class _Search:
             priced = Fixed(weights.alone(self._machine.hierarchy))
             value = priced.evaluate(
                 best.nest,
-                repriced(best.memories, priced.hierarchy),
+                repriced(best.choice, self._machine.hierarchy, priced.hierarchy),
             )
             steps = best.latency.steps if weights.adds else 0
             weighed.append((value + steps, weights))

@@ -94,9 +94,7 @@ class _Search:
         self._threads = options.threads or cores()
         self._problem = problem_of(layer, unroll, objective)
         self._starts = [_one_loop_each(layer, unroll)]
-        whole = [(dim, layer.size(dim)) for dim in (*KERNEL_DIMS, "G")]
-        any_nest = nest_of(layer, whole, {})
-        self._bound = objective.compulsory_pj(objective.traffic(any_nest))
+        self._bound = _compulsory(layer, objective)
         self._tried, self._slice = 0, 0
         # Whether each step came to its end: the climb, the smaller space, the bound.
         self._complete, self._started, self._relaxed = False, False, False
@@ -124,9 +122,9 @@ class _Search:
             self._seconds,
             self._tried,
             self._complete and not self.interrupted,
-            self._memories,
             self._energy if self._proved else self._bound,
             self._proved,
+            self._memories,
             Space.WHOLE,
             self.interrupted,
         )
@@ -182,10 +180,12 @@ class _Search:
             self._started = True
             return
         self.interrupted = found.interrupted
-        self._started = found.complete
+        self._started = found.proved
         self._tried += found.tried
-        self._add_start(numbered(found.nest))
-        self._take(found.nest)
+        pairs = [(loop.dim, loop.outer) for loop in found.nest.loops]
+        start = nest_of(layer, pairs, unroll)
+        self._add_start(numbered(start))
+        self._take(start)
 
     def _relax(self, seconds: float) -> None:
         """Raises the bound, and adds the relaxation's nests to the starts.
@@ -255,6 +255,12 @@ class _Search:
         if self._progress is not None:
             done = SearchProgress(self._energy, self._tried, self._seconds)
             self._progress(done)
+
+
+def _compulsory(layer: Layer, objective: Objective) -> float:
+    """pJ that every nest takes."""
+    nest = nest_of(layer, [(d, layer.size(d)) for d in (*KERNEL_DIMS, "G")], {})
+    return objective.compulsory_pj(objective.traffic(nest))
 
 
 def _one_loop_each(layer: Layer, unroll: Mapping[str, int]) -> list[tuple[int, int]]:

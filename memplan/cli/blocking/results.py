@@ -214,7 +214,7 @@ def planned(
         report.note_if_interrupted(result)
     rows = tuple(
         PlannedLayer(
-            evaluate(one.layer, result.nest, objective, result.memories),
+            evaluate(one.layer, result.nest, objective, choice=result.memories),
             Search(
                 *(result.method, result.seconds, result.lower_bound, result.proved),
                 *(result.space.value, result.minimized, result.front, result.mapping),
