@@ -46,6 +46,12 @@ class BudgetError(NoPlanError):
         super().__init__(message, peak=floor)
 
 
+def check_slowdown(ratio: float | None) -> None:
+    """Raise UsageError for a limit of time that is not above 0, or no number."""
+    if ratio is not None and not ratio > 0:
+        raise UsageError(f"max_slowdown is a ratio above 0, not {ratio}")
+
+
 @dataclass(frozen=True)
 class ChunkOptions:
     """Options of chunking.
@@ -61,6 +67,9 @@ class ChunkOptions:
     time_limit: float | None = None
     progress: Callable[[str], None] = lambda _: None
     other_sizes: bool = False
+
+    def __post_init__(self) -> None:
+        check_slowdown(self.max_slowdown)
 
     @property
     def enough(self) -> float:
@@ -106,7 +115,12 @@ def parse_budget(text: str | int) -> Budget:
                 f"a budget's share must be above 0% and at most 100%, not {text!r}"
             )
         return Budget(share=share)
-    size = parse_bytes(text)
+    try:
+        size = parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(
+            f"a budget is a size, a share such as 25%, or min: {error}"
+        ) from error
     if size <= 0:
         raise UsageError(f"a budget must be more than 0 bytes, not {text!r}")
     return Budget(bytes=size)

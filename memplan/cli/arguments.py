@@ -6,6 +6,7 @@ import contextlib
 import functools
 import glob
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -331,6 +332,21 @@ def expanded(names: Sequence[str]) -> list[Path]:
             raise InputError(f"{name}: no file is named like this")
         found += map(Path, matches)
     return list(dict.fromkeys(found))
+
+
+class Number(click.FloatRange):
+    """A number from 0 up, or above 0; unlike click's own range, never NaN."""
+
+    def __init__(self, above: bool = False) -> None:
+        super().__init__(min=0, min_open=above)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 def percent(value: str | float) -> float:

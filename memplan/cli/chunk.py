@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -59,7 +59,7 @@ class Outputs:
 )
 @click.option(
     "--max-slowdown",
-    type=click.FloatRange(min=0, min_open=True),
+    type=arguments.Number(above=True),
     default=MAX_SLOWDOWN,
     metavar="RATIO",
     help="Largest accepted ratio of chunked to original time, also for --plan.",
@@ -96,7 +96,7 @@ class Outputs:
 @arguments.threads("Number of threads that torch uses.")
 @click.option(
     "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=arguments.Number(above=True),
     metavar="S",
     help="Time limit of the whole search in seconds.  [default: 60 for each attempt]",
 )
@@ -135,11 +135,6 @@ def command(
             found, refused = chunk(module, inputs, budget, plan, options), None
         except BudgetError as error:
             found, refused = error.closest, error
-    if refused is not None and closest:
-        # The closest plan gets the budget that it fits, so that it can be reused.
-        closest_plan = found.memplan
-        fits = max(closest_plan.budget_bytes, closest_plan.measured_bytes_after)
-        found.memplan = replace(closest_plan, budget_bytes=fits)
     result = ChunkResult(found, outputs.output, refused)
     if refused is None or closest:
         _hand_over(result, outputs)
@@ -153,7 +148,7 @@ def _hand_over(result: ChunkResult, outputs: Outputs) -> None:
     """Print the result and write the files."""
     output, plot, emit = outputs.output, outputs.plot, outputs.emit
     if output is not None:
-        write_chunk_plan(result.plan, output)
+        write_chunk_plan(result.reusable, output)
     if outputs.json_:
         show.as_json(result.entries())
     else:

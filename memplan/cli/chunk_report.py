@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,12 @@ class ChunkResult:
         return self.module.memplan
 
     @property
+    def reusable(self) -> ChunkPlan:
+        """The plan to write: the closest one has the budget that it fits."""
+        fits = max(self.plan.budget_bytes, self.plan.measured_bytes_after)
+        return replace(self.plan, budget_bytes=fits)
+
+    @property
     def name(self) -> str:
         """The name of the model's class."""
         return type(self.module.model).__name__
@@ -69,6 +75,7 @@ class ChunkResult:
     def _facts(self) -> list[tuple[str, str]]:
         plan = self.plan
         chunked = plan.status == "chunked"
+        over = plan.measured_bytes_after > plan.budget_bytes
         measured = format_bytes(plan.measured_bytes_before)
         estimated = format_bytes(plan.peak_bytes_before)
         if chunked:
@@ -80,7 +87,7 @@ class ChunkResult:
         rows = [
             ("activations", measured),
             ("estimated", estimated),
-            ("budget", format_bytes(plan.budget_bytes)),
+            ("budget", format_bytes(plan.budget_bytes) + ", not kept" * over),
         ]
         if chunked:
             error = plan.max_relative_error

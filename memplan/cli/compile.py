@@ -38,7 +38,7 @@ ORDERS = {
 )
 @click.option(
     "--max-slowdown",
-    type=click.FloatRange(min=0, min_open=True),
+    type=arguments.Number(above=True),
     metavar="RATIO",
     help="Largest accepted ratio of compiled to original time.  [default: 1.02, or "
     "1.1 with --budget]",

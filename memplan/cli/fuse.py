@@ -53,7 +53,7 @@ from memplan.fusing.options import FuseOptions
     ),
     click.option(
         "--tolerance",
-        type=click.FloatRange(min=0),
+        type=arguments.Number(),
         default=FuseOptions.tolerance,
         metavar="X",
         help="Largest relative error against the model's own results.",

@@ -85,7 +85,7 @@ def _options(
 )
 @click.option(
     "--time-limit",
-    type=click.FloatRange(min=0),
+    type=arguments.Number(),
     metavar="S",
     help="Time limit in seconds  [default: a fixed amount of work]",
 )

@@ -12,7 +12,7 @@ from torch import nn
 
 from memplan.chunking.canonical import searchable
 from memplan.chunking.descent import Descent
-from memplan.chunking.options import ChunkOptions, parse_budget
+from memplan.chunking.options import ChunkOptions, check_slowdown, parse_budget
 from memplan.chunking.search import Trial
 from memplan.compiling.costs import in_arena
 from memplan.compiling.module import Compiled, Runner
@@ -57,6 +57,9 @@ class CompileOptions:
     max_slowdown: float | None = None
     pack: bool | None = None
     progress: Callable[[str], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        check_slowdown(self.max_slowdown)
 
 
 def compile(  # noqa: A001 - the verb's name in memplan
@@ -336,15 +339,17 @@ def _too_slow(module: Compiled, most: float) -> str:
 def _too_large(nearest: Compiled, limit: float, errors: Counter[str]) -> NoPlanError:
     """The error for a budget; nearest: the module that needs least."""
     plan, reasons = nearest.memplan, []
-    if plan.reason:
-        reasons.append(plan.reason)
+    found = "the lowest found in one arena is"
+    if nearest.runner is None:
+        found = "no plan was accepted that needs less than the model itself,"
+        reasons.append(f"without loops, {plan.reason}")
     if errors:
         most = errors.most_common(1)[0][0]
         reasons.append(f"{errors.total()} plans were dropped for errors, as in {most}")
     why = f": {'; '.join(reasons)}" if reasons else ""
     return NoPlanError(
-        f"the model needs {format_bytes(plan.bytes_after)} in one arena, above its "
-        f"budget of {format_bytes(int(limit))}{why}",
+        f"{found} {format_bytes(plan.bytes_after)}, above the budget of "
+        f"{format_bytes(int(limit))}{why}",
         plan.bytes_after,
     )
 

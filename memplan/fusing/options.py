@@ -55,5 +55,5 @@ class FuseOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is a positive number, not {value}")
-        if self.tolerance < 0:
+        if not self.tolerance >= 0:  # NaN neither
             raise UsageError(f"tolerance is at least 0, not {self.tolerance}")

@@ -146,6 +146,7 @@ def test_the_closest_plan(chunk: Command, tmp_path: Path) -> None:
     said = chunk(*tight, "-o", "p.json", "--emit", "small.py")
     assert said.code == 4
     assert "runs in chunks" in said.out
+    assert "8.8 KiB, not kept" in said.out
     assert "no plan found within 8.8 KiB" in said.err
     assert (tmp_path / "small.py").exists()
     assert chunk("m.py:both", "--plan", "p.json", *ANY).code == 0

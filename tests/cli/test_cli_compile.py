@@ -53,6 +53,12 @@ def test_the_result_as_json(compiled: Command, tmp_path: Path) -> None:
     assert found["bytes_after"] <= found["bytes_before"]
 
 
+def test_a_limit_of_time_is_a_number(compiled: Command) -> None:
+    said = compiled("m.py:tiny", "--max-slowdown", "nan")
+    assert said.code == 2
+    assert "'nan' is not a number" in said.err
+
+
 def test_a_model_that_gains_nothing_runs_unchanged(
     compiled: Command, tmp_path: Path
 ) -> None:

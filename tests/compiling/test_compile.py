@@ -209,8 +209,17 @@ def test_a_budget_that_is_kept_too_slowly_is_refused() -> None:
 
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     model, x = perceptron()
-    with pytest.raises(NoPlanError, match="budget"):
+    with pytest.raises(NoPlanError, match="the lowest found in one arena is"):
         memplan.compile(model, x, 10, options=SLOW)
+    with pytest.raises(NoPlanError, match="the model itself, .* without loops, it"):
+        memplan.compile(nn.ReLU().eval(), x, 10)
+
+
+@pytest.mark.parametrize("ratio", [0, -1, float("nan")])
+def test_a_limit_of_time_is_above_0(ratio: float) -> None:
+    for options in memplan.CompileOptions, memplan.ChunkOptions:
+        with pytest.raises(UsageError, match="above 0"):
+            options(max_slowdown=ratio)
 
 
 def test_weights_may_change() -> None:
@@ -428,7 +437,7 @@ def test_bad_arguments() -> None:
         memplan.compile(3, x)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="training mode"):
         memplan.compile(Perceptron(), x)
-    with pytest.raises(UsageError, match="not a size"):
+    with pytest.raises(UsageError, match=r"such as 25%, or min: .* is not a size"):
         memplan.compile(model, x, "many")
     with pytest.raises(InputError, match="fails on these inputs"):
         memplan.compile(model, torch.randn(3, 3))

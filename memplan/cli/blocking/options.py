@@ -142,7 +142,7 @@ search = arguments.gathered(
     Options,
     click.option(
         "--time-limit",
-        type=click.FloatRange(min=0),
+        type=arguments.Number(),
         metavar="S",
         help="Time limit of a search in seconds; memplan then returns the best nest so "
         "far.  [default: none]",
