@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import multiprocessing.process
 import os
 import runpy
 import signal
@@ -116,6 +117,8 @@ def become(
     sys.stdin = os.fdopen(0, closefd=False)  # the other has lines of its own
     is_module = arguments[0] == "-m"
     sys.argv[:] = arguments[1:] if is_module else arguments
+    # Where `spawn` looks for the program: the folder of the import before the fork.
+    multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
     sys.path[0] = folder if is_module else str(Path(arguments[0]).resolve().parent)
     if is_module:
         runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]

@@ -211,7 +211,7 @@ def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     model, x = perceptron()
     with pytest.raises(NoPlanError, match="the lowest found in one arena is"):
         memplan.compile(model, x, 10, options=SLOW)
-    with pytest.raises(NoPlanError, match="the model itself, .* without loops, it"):
+    with pytest.raises(NoPlanError, match=r"the model itself, .* without loops, it"):
         memplan.compile(nn.ReLU().eval(), x, 10)
 
 

@@ -12,6 +12,11 @@ namespace {
 thread_local Call* current_call = nullptr;
 thread_local RequestLog* current_log = nullptr;
 
+// Whether any thread ever had one of these. Where none had, no thread looks at its own:
+// a thread's first look takes a block from its heap, which pins what lies below it. Programs
+// of two threads that serve a plan, and call nothing, took 16 to 28 MiB more.
+std::atomic<bool> any_current = false;
+
 // What a mark gets: it has an address, and nobody looks at what is there.
 char marked;
 
@@ -47,9 +52,12 @@ Call::~Call() {
   }
 }
 
-Call* Call::current() { return current_call; }
+Call* Call::current() {
+  return any_current.load(std::memory_order_relaxed) ? current_call : nullptr;
+}
 
 void Call::begin() {
+  any_current = true;
   outer_ = std::exchange(current_call, this);
   outcome_ = {};
   step_ = nullptr;
@@ -98,8 +106,8 @@ void Call::died(void* block) {
 
 bool Call::release(void* block) {
   if (block == &marked) return true;
-  if (current_call != nullptr && current_call->contains(block)) {
-    current_call->died(block);
+  if (Call* call = current(); call != nullptr && call->contains(block)) {
+    call->died(block);
     return true;
   }
   if (arenas().count.load(std::memory_order_relaxed) == 0) return false;
@@ -113,10 +121,13 @@ bool Call::release(void* block) {
 void Call::lock() { arenas().mutex.lock(); }
 void Call::unlock() { arenas().mutex.unlock(); }
 
-RequestLog* RequestLog::current() { return current_log; }
+RequestLog* RequestLog::current() {
+  return any_current.load(std::memory_order_relaxed) ? current_log : nullptr;
+}
 
 void RequestLog::begin() {
   entries_.clear();
+  any_current = true;
   current_log = this;
 }
 
