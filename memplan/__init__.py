@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memplan.chunking.planfile import write_chunk_plan as write_chunk_plan
     from memplan.compiling.compile import CompileOptions as CompileOptions
     from memplan.compiling.compile import compile as compile  # noqa: A004
+    from memplan.compiling.compile import compile_front as compile_front
     from memplan.compiling.report import CompilePlan as CompilePlan
     from memplan.core.plan import Plan as Plan
     from memplan.core.planfile import read_plan as read_plan
@@ -59,6 +60,7 @@ _HOMES = {
     "check": "memplan.reporting.check",
     "chunk": "memplan.chunking.chunk",
     "compile": "memplan.compiling.compile",
+    "compile_front": "memplan.compiling.compile",
     "diff": "memplan.reporting.diff",
     "fuse": "memplan.fusing.fuse",
     "interrupt": "memplan.recording.boundary",

@@ -80,6 +80,7 @@ DOCUMENTS = {
     ),
     "Blocking plan": ("b.plan.json",),
     "compile --json": ("compile m.py:factory --max-slowdown 1e9 -o a.json --json",),
+    "compile --front --json": ("compile m.py:factory --front --json",),
     "chunk --json": (CHUNK,),
     "Chunk plan": ("c.plan.json",),
     "fuse --json": (FUSE,),

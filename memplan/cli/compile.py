@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ FIELDS = (
     *("requests_before", "requests_after", "asking", "operators", "loops", "again"),
     *("order_proof", "order_bound", "folded", "packed", "error", "seconds_before"),
     "seconds_after",
+)
+FRONT = (
+    *("bytes_after", "arena", "beside", "loops", "again", "packed", "error"),
+    *("seconds_before", "seconds_after"),
 )
 ORDERS = {
     "bound": "proved: its peak equals a bound for all orders",
@@ -49,6 +54,12 @@ ORDERS = {
     help="Keep the weights of convolutions in their kernels' layout, too: faster, with "
     "smaller activations.  [default: where that takes no more memory than it saves]",
 )
+@click.option(
+    "--front",
+    is_flag=True,
+    help="Search budgets downwards, and list the plans that no other beats in both "
+    "memory and time. Then choose one with --budget.",
+)
 @arguments.output("Write the arena's plan to this file; - is standard output.")
 @arguments.force("an existing plan")
 @arguments.json_
@@ -58,6 +69,7 @@ def command(
     budget: str | None,
     max_slowdown: float | None,
     pack: bool | None,
+    front: bool,
     output: Path | None,
     force: bool,
     json_: bool,
@@ -78,14 +90,23 @@ def command(
 
     if budget is not None:
         parse_budget(budget)
+    if front and (budget is not None or output is not None):
+        other = "--output" if budget is None else "--budget"
+        raise click.UsageError(f"--front lists many plans; it does not go with {other}")
     if output is not None:
         refuse_overwrite(output, force)
     with model.made("compile", "compiling", "compiled") as (module, inputs, progress):
-        from memplan.compiling.compile import CompileOptions, compile  # noqa: A004
+        from memplan.compiling import compile as compiling
 
-        options = CompileOptions(max_slowdown, pack, progress)
-        found = compile(module, inputs, budget, options)
-    plan = found.memplan
+        options = compiling.CompileOptions(max_slowdown, pack, progress)
+        if front:
+            plans = compiling.compile_front(module, inputs, options)
+        else:
+            plans = (compiling.compile(module, inputs, budget, options).memplan,)
+    if front:
+        _front(type(module).__name__, plans, json_)
+        return
+    (plan,) = plans
     if json_:
         entries = show.picked(plan, *FIELDS)
         arena = plan.plan and show.picked(plan.plan, "peak", "lower_bound")
@@ -100,6 +121,28 @@ def command(
     write_plan(plan.plan, output)
     if output != STDOUT:
         show.note(f"wrote {output}")
+
+
+def _front(name: str, plans: Sequence[CompilePlan], json_: bool) -> None:
+    """Print plans, fastest first, below the model itself."""
+    before, seconds = plans[0].bytes_before, plans[0].seconds_before
+    if json_:
+        front = [show.picked(plan, *FRONT) for plan in plans]
+        own = {"bytes_before": before, "torch": plans[0].torch, "front": front}
+        show.as_json(own, "memplan.front")
+        return
+    rows = [[format_bytes(before), "100 %", format_seconds(seconds), "1.00", "", ""]]
+    for plan in plans:
+        after, taken = (
+            format_bytes(plan.bytes_after),
+            format_seconds(plan.seconds_after),
+        )
+        share = f"{plan.bytes_after / before:.0%}".replace("%", " %")
+        counts = [f"{plan.loops:,}", f"{len(plan.again):,}"]
+        rows.append([after, share, taken, f"{plan.slowdown:.2f}", *counts])
+    columns = ("activations", "share", "time", "ratio", "loops", "run twice")
+    title = f"memplan: {name} and the plans that no other beats"
+    show.table(title, columns, rows, texts=0)
 
 
 def _report(name: str, plan: CompilePlan) -> None:

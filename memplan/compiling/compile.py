@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,6 +41,7 @@ MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
 PATIENT = 1.5  # seconds of a second measurement
 BUILT = 2  # modules with loops for a goal
+STEP = 0.8  # each budget of the front, of the least memory found before
 LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
 
 
@@ -85,11 +87,33 @@ def compile(  # noqa: A001 - the verb's name in memplan
     arguments, a model in training mode or on another device; InputError for a model
     that fails.
     """
+    _check(model)
+    return _Compiling(model, inputs, options or CompileOptions()).run(budget)
+
+
+def compile_front(
+    model: nn.Module, inputs: object, options: CompileOptions | None = None
+) -> tuple[CompilePlan, ...]:
+    """How little memory a model's inference needs in one arena, and what it costs.
+
+    model, inputs, options: as of `compile`; without `max_slowdown` plans may take any
+    time. Searches budgets downwards from the plan without chunking, each a step below
+    the least memory found, until a search finds nothing. Returns the measured plans
+    that no other, nor the model itself, equals or beats in both memory and time: the
+    fastest first, so that memory falls and time rises.
+
+    Raises NoPlanError if there is none; KeyboardInterrupt after Ctrl-C if none was
+    measured yet; UsageError and InputError as `compile`.
+    """
+    _check(model)
+    return _Compiling(model, inputs, options or CompileOptions()).front()
+
+
+def _check(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be an nn.Module, not {type(model).__name__}")
     if model.training:
         raise UsageError("the model is in training mode; call model.eval() first")
-    return _Compiling(model, inputs, options or CompileOptions()).run(budget)
 
 
 class _Compiling:
@@ -108,17 +132,68 @@ class _Compiling:
         self._progress, self._options = options.progress, options
         self._packs = (True, False) if options.pack is None else (options.pack,)
         self._packed = 0  # bytes of weights, where they are packed
+        self._plans: list[CompilePlan] = []  # all that were measured
 
     def run(self, budget: str | int | None) -> Compiled:
         """The module; model and inputs are as they were."""
+        with self._unwritten():
+            return self._found(budget)
+
+    def front(self) -> tuple[CompilePlan, ...]:
+        """The plans that nothing beats; model and inputs are as they were."""
+        with self._unwritten():
+            slowest = self._options.max_slowdown
+            self._slowest = math.inf if slowest is None else slowest
+            exports = self._exported()
+            if not self._has_whole(exports):
+                raise NoPlanError(f"no plan was found: {exports.left_alone['']}")
+            found = self._made(self._target.program)
+            try:
+                self._descend(exports, self.peak(found))
+            except KeyboardInterrupt:
+                if not self._plans:
+                    raise
+        if best := best_of(self._plans, self._slowest):
+            return best
+        why = found.memplan.reason or "none saves memory or time"
+        raise NoPlanError(f"no plan was found: {why}", self.before)
+
+    def _descend(self, exports: Exports, lowest: int) -> None:
+        """Build plans for lower and lower budgets, until there is none."""
+        descent = self._descent(exports, packed=self._packed > 0)
+        while lowest and not descent.interrupted:
+            limit = int(STEP * lowest)
+            self._progress(f"within {format_bytes(limit)}")
+            found = descent.within(limit)
+            if not found or min(map(self.slowdown, found)) > self._slowest:
+                return
+            lowest = min(map(self.peak, found))
+
+    @contextmanager
+    def _unwritten(self) -> Iterator[None]:
+        """Model and inputs are put back as they were."""
         written = Snapshot([*self._inputs.leaves(), *self._model.buffers()])
         attributes = Attributes(self._model)
         try:
-            return self._found(budget)
+            yield
         finally:
             written.restore()
             if attributes.changed():
                 attributes.restore()
+
+    def _exported(self) -> Exports:
+        self._progress("exporting")
+        exports = export_parts(self._model, self._inputs)
+        self._progress("running the model")
+        self.before = activation_peak(lambda: self._inputs.run(self._model))
+        return exports
+
+    def _has_whole(self, exports: Exports) -> bool:
+        """Whether the model was exported in one part, the target from now on."""
+        whole = [each for each in exports.targets if not each.path]
+        if whole:
+            self._target = whole[0]
+        return bool(whole)
 
     def _found(self, budget: str | int | None) -> Compiled:
         wanted = None if budget is None else parse_budget(budget)
@@ -126,16 +201,12 @@ class _Compiling:
         if wanted is not None:
             usual = WITH_BUDGET
         self._slowest = usual if slowest is None else slowest
-        self._progress("exporting")
-        exports = export_parts(self._model, self._inputs)
-        self._progress("running the model")
-        self.before = activation_peak(lambda: self._inputs.run(self._model))
+        exports = self._exported()
         limit = math.inf
         if wanted is not None and not wanted.least:
             limit = wanted.bytes_of(self.before)
-        whole = [each for each in exports.targets if not each.path]
+        whole = self._has_whole(exports)
         if whole:
-            self._target = whole[0]
             found = self._judged(self._made(self._target.program))
         else:
             found = self._unchanged(exports.left_alone[""])
@@ -151,21 +222,9 @@ class _Compiling:
 
         found: the module without loops.
         """
-        inference, target = exports.inference, self._target
-        changed = replace(target, program=searchable(target.program, inference))
-        options = ChunkOptions(max_slowdown=self._slowest, progress=self._progress)
         room = self.before / 2 if limit == math.inf else limit
         packed = True in self._packs and 0 < self._packed <= self.before - room
-        with torch.no_grad():
-            whole = min(timed(lambda: self._inputs.run(self._model))[1] for _ in "12")
-        descent = Descent(
-            replace(exports, targets=[changed]),
-            self,
-            in_arena(packed),
-            whole,
-            options,
-            BUILT,
-        )
+        descent = self._descent(exports, packed)
         if limit == math.inf:
             module, fast = descent.least()
             if module is not None and fast and self.peak(module) < self.peak(found):
@@ -183,6 +242,23 @@ class _Compiling:
             )
         nearest = min([found, descent.nearest or found], key=self.peak)
         raise _too_large(nearest, limit, self.internal_errors)
+
+    def _descent(self, exports: Exports, packed: bool) -> Descent[Compiled]:
+        """The search for loops; packed: whether convolutions' weights are."""
+        inference, target = exports.inference, self._target
+        changed = replace(target, program=searchable(target.program, inference))
+        slowest = WITH_BUDGET if self._slowest == math.inf else self._slowest
+        options = ChunkOptions(max_slowdown=slowest, progress=self._progress)
+        with torch.no_grad():
+            whole = min(timed(lambda: self._inputs.run(self._model))[1] for _ in "12")
+        return Descent(
+            replace(exports, targets=[changed]),
+            self,
+            in_arena(packed),
+            whole,
+            options,
+            BUILT,
+        )
 
     def build(self, trials: Mapping[str, Trial], limit: int) -> Compiled | None:
         """The module of a trial, measured; None if its results differ."""
@@ -312,6 +388,7 @@ class _Compiling:
                 more = seconds(runs, enough=PATIENT)
                 before, after = map(min, zip((before, after), more, strict=True))
         module.memplan = replace(plan, seconds_before=before, seconds_after=after)
+        self._plans.append(module.memplan)
         return module
 
     def _judged(self, module: Compiled) -> Compiled:
@@ -329,6 +406,19 @@ class _Compiling:
         if plan.bytes_after >= self.before and plan.slowdown >= 1:
             return self._unchanged("it would save neither memory nor time")
         return module
+
+
+def best_of(plans: Sequence[CompilePlan], slowest: float) -> tuple[CompilePlan, ...]:
+    """Those that nothing equals or beats in both memory and time, fastest first, and
+    take at most `slowest` times as long as the model."""
+    best: list[CompilePlan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.slowdown, plan.bytes_after)):
+        least = best[-1].bytes_after if best else math.inf
+        if plan.slowdown >= 1:
+            least = min(least, plan.bytes_before)  # the model itself
+        if plan.bytes_after < least and plan.slowdown <= slowest:
+            best.append(plan)
+    return tuple(best)
 
 
 def _too_slow(module: Compiled, most: float) -> str:

@@ -53,6 +53,39 @@ def test_the_result_as_json(compiled: Command, tmp_path: Path) -> None:
     assert found["bytes_after"] <= found["bytes_before"]
 
 
+def test_the_front_is_a_table(compiled: Command) -> None:
+    said = compiled("m.py:both", "--front")
+    assert said.code == 0, said.err
+    title, head, own, *rows = said.out.splitlines()
+    assert title == "memplan: Attention and the plans that no other beats"
+    assert head.split() == [
+        "activations",
+        "share",
+        "time",
+        "ratio",
+        "loops",
+        "run",
+        "twice",
+    ]
+    assert "100 %" in own
+    assert "1.00" in own
+    assert rows
+
+
+def test_the_front_as_json(compiled: Command) -> None:
+    said = compiled("m.py:both", "--front", "--json")
+    found = json.loads(said.out)
+    assert found["schema"] == "memplan.front"
+    assert min(each["bytes_after"] for each in found["front"]) < found["bytes_before"]
+
+
+@pytest.mark.parametrize("other", [("--budget", "50%"), ("-o", "arena.json")])
+def test_a_front_has_many_plans(compiled: Command, other: tuple[str, ...]) -> None:
+    said = compiled("m.py:tiny", "--front", *other)
+    assert said.code == 2
+    assert "--front lists many plans" in said.err
+
+
 def test_a_limit_of_time_is_a_number(compiled: Command) -> None:
     said = compiled("m.py:tiny", "--max-slowdown", "nan")
     assert said.code == 2
