@@ -131,17 +131,14 @@ def _front(name: str, plans: Sequence[CompilePlan], json_: bool) -> None:
         own = {"bytes_before": before, "torch": plans[0].torch, "front": front}
         show.as_json(own, "memplan.front")
         return
-    rows = [[format_bytes(before), "100 %", format_seconds(seconds), "1.00", "", ""]]
+    rows = [[format_bytes(before), "100 %", "1.00", "", ""]]
     for plan in plans:
-        after, taken = (
-            format_bytes(plan.bytes_after),
-            format_seconds(plan.seconds_after),
-        )
-        share = f"{plan.bytes_after / before:.0%}".replace("%", " %")
-        counts = [f"{plan.loops:,}", f"{len(plan.again):,}"]
-        rows.append([after, share, taken, f"{plan.slowdown:.2f}", *counts])
-    columns = ("activations", "share", "time", "ratio", "loops", "run twice")
-    title = f"memplan: {name} and the plans that no other beats"
+        share = f"{100 * plan.bytes_after / before:.0f} %"
+        figures = [format_bytes(plan.bytes_after), share, f"{plan.slowdown:.2f}"]
+        rows.append([*figures, f"{plan.loops:,}", f"{len(plan.again):,}"])
+    columns = ("activations", "share", "time", "loops", "run twice")
+    title = f"memplan: {name}, {format_seconds(seconds)} a call, and the plans that no "
+    title += "other beats"
     show.table(title, columns, rows, texts=0)
 
 

@@ -50,3 +50,8 @@ class UNet(nn.Module):
         for up, join in zip(self.up, self.join, strict=True):
             x = join(torch.cat([skips.pop(), up(x)], dim=1))
         return self.head(x)
+
+
+def factory() -> tuple[nn.Module, tuple[Tensor]]:
+    """A narrow U-Net, and an image: `memplan compile scripts/models/unet.py:factory`."""
+    return UNet(width=16).eval(), (torch.randn(1, 3, 256, 256),)
