@@ -98,6 +98,7 @@ __all__ = [
     "check",
     "chunk",
     "compile",
+    "compile_front",
     "diff",
     "fuse",
     "interrupt",
