@@ -53,5 +53,5 @@ class UNet(nn.Module):
 
 
 def factory() -> tuple[nn.Module, tuple[Tensor]]:
-    """A narrow U-Net, and an image: `memplan compile scripts/models/unet.py:factory`."""
+    """A narrow U-Net, and an image for `memplan compile`."""
     return UNet(width=16).eval(), (torch.randn(1, 3, 256, 256),)
