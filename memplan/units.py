@@ -42,6 +42,15 @@ def format_bytes(count: int | float) -> str:
     return f"{int(count)} B" if unit == 0 else f"{value:.1f} {_IEC[unit]}"
 
 
+def budget_of(count: int) -> str:
+    """As `format_bytes`, rounded up: a budget that `count` bytes keep to."""
+    text, step = format_bytes(count), 0
+    while parse_bytes(text) < count:
+        step += 1 + count // 100
+        text = format_bytes(count + step)
+    return text
+
+
 def format_seconds(seconds: float) -> str:
     """``"1.2 s"``, ``"34 ms"``, ``"5.6 µs"``."""
     for limit, scale, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs")):

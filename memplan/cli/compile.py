@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +11,10 @@ from memplan.cli import arguments, show, user_model
 from memplan.cli.user_model import UserModel
 from memplan.core.planfile import write_plan
 from memplan.files import STDOUT, refuse_overwrite
-from memplan.units import format_bytes, format_seconds
+from memplan.units import budget_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from memplan.compiling.report import CompilePlan
+    from memplan.compiling.report import CompilePlan, Front
 
 FIELDS = (
     *("status", "reason", "torch", "bytes_before", "bytes_after", "arena", "beside"),
@@ -25,7 +24,7 @@ FIELDS = (
 )
 FRONT = (
     *("bytes_after", "arena", "beside", "loops", "again", "packed", "error"),
-    *("seconds_before", "seconds_after"),
+    *("seconds_before", "seconds_after", "slowdown"),
 )
 ORDERS = {
     "bound": "proved: its peak equals a bound for all orders",
@@ -58,7 +57,7 @@ ORDERS = {
     "--front",
     is_flag=True,
     help="Search budgets downwards, and list the plans that no other beats in both "
-    "memory and time. Then choose one with --budget.",
+    "memory and time. Then choose one with --budget and --max-slowdown.",
 )
 @arguments.output("Write the arena's plan to this file; - is standard output.")
 @arguments.force("an existing plan")
@@ -81,7 +80,7 @@ def command(
     orders its operators, runs them in chunks if the budget requires it, and plans an
     arena for their results. It compares the results with the model's and measures
     memory and time. A model that gains nothing runs unchanged; the report gives the
-    reason, and the exit code is 0.
+    reason, and the exit code is 0 (4 with --front, which then has nothing to list).
 
     \b
     Example: memplan compile model.py:factory --budget 25% -o arena.json
@@ -100,13 +99,12 @@ def command(
 
         options = compiling.CompileOptions(max_slowdown, pack, progress)
         if front:
-            plans = compiling.compile_front(module, inputs, options)
+            found = compiling.compile_front(module, inputs, options)
         else:
-            plans = (compiling.compile(module, inputs, budget, options).memplan,)
+            plan = compiling.compile(module, inputs, budget, options).memplan
     if front:
-        _front(type(module).__name__, plans, json_)
+        _front(type(module).__name__, found, json_)
         return
-    (plan,) = plans
     if json_:
         entries = show.picked(plan, *FIELDS)
         arena = plan.plan and show.picked(plan.plan, "peak", "lower_bound")
@@ -123,23 +121,27 @@ def command(
         show.note(f"wrote {output}")
 
 
-def _front(name: str, plans: Sequence[CompilePlan], json_: bool) -> None:
+def _front(name: str, found: Front, json_: bool) -> None:
     """Print plans, fastest first, below the model itself."""
+    plans = found.plans
     before, seconds = plans[0].bytes_before, plans[0].seconds_before
     if json_:
         front = [show.picked(plan, *FRONT) for plan in plans]
         own = {"bytes_before": before, "torch": plans[0].torch, "front": front}
-        show.as_json(own, "memplan.front")
+        show.as_json(own | {"interrupted": found.interrupted}, "memplan.front")
         return
-    rows = [[format_bytes(before), "100 %", "1.00", "", ""]]
-    for plan in plans:
+    rows = [["the model", format_bytes(before), "100 %", "1.00", "", ""]]
+    for number, plan in enumerate(plans, 1):
         share = f"{100 * plan.bytes_after / before:.0f} %"
-        figures = [format_bytes(plan.bytes_after), share, f"{plan.slowdown:.2f}"]
-        rows.append([*figures, f"{plan.loops:,}", f"{len(plan.again):,}"])
-    columns = ("activations", "share", "time", "loops", "run twice")
+        figures = [budget_of(plan.bytes_after), share, f"{plan.slowdown:.2f}"]
+        counts = [f"{plan.loops:,}", f"{len(plan.again):,}"]
+        rows.append([f"plan {number}", *figures, *counts])
+    columns = ("", "activations", "share", "time", "loops", "run twice")
     title = f"memplan: {name}, {format_seconds(seconds)} a call, and the plans that no "
     title += "other beats"
-    show.table(title, columns, rows, texts=0)
+    show.table(title, columns, rows)
+    if found.interrupted:
+        show.note("interrupted; plans that need less may be missing")
 
 
 def _report(name: str, plan: CompilePlan) -> None:

@@ -17,7 +17,7 @@ from memplan.chunking.options import ChunkOptions, check_slowdown, parse_budget
 from memplan.chunking.search import Trial
 from memplan.compiling.costs import in_arena
 from memplan.compiling.module import Compiled, Runner
-from memplan.compiling.report import CompilePlan
+from memplan.compiling.report import CompilePlan, Front
 from memplan.errors import NoPlanError, UsageError
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Exports, export_parts
@@ -35,12 +35,13 @@ from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
 from memplan.graph.order import EFFORT
 from memplan.graph.program import Loop, Program
 from memplan.graph.reach import Attributes
-from memplan.units import format_bytes
+from memplan.units import budget_of, format_bytes
 
 MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
 PATIENT = 1.5  # seconds of a second measurement
 BUILT = 2  # modules with loops for a goal
+SLOW = 2  # budgets of the front whose plans are too slow, before it ends
 STEP = 0.8  # each budget of the front, of the least memory found before
 LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
 
@@ -87,41 +88,42 @@ def compile(  # noqa: A001 - the verb's name in memplan
     arguments, a model in training mode or on another device; InputError for a model
     that fails.
     """
-    _check(model)
-    return _Compiling(model, inputs, options or CompileOptions()).run(budget)
+    return _Compiling(model, inputs, options).run(budget)
 
 
 def compile_front(
     model: nn.Module, inputs: object, options: CompileOptions | None = None
-) -> tuple[CompilePlan, ...]:
+) -> Front:
     """How little memory a model's inference needs in one arena, and what it costs.
 
     model, inputs, options: as of `compile`; without `max_slowdown` plans may take any
     time. Searches budgets downwards from the plan without chunking, each a step below
-    the least memory found, until a search finds nothing. Returns the measured plans
-    that no other, nor the model itself, equals or beats in both memory and time: the
-    fastest first, so that memory falls and time rises.
+    the least memory found, until a search finds nothing, or what it finds is too slow
+    twice. Of the measured plans it keeps those that no other, nor the model itself,
+    equals or beats in both memory and time, and that need no more memory than the
+    model: the fastest first, so that memory falls and time rises.
 
     Raises NoPlanError if there is none; KeyboardInterrupt after Ctrl-C if none was
     measured yet; UsageError and InputError as `compile`.
     """
-    _check(model)
-    return _Compiling(model, inputs, options or CompileOptions()).front()
-
-
-def _check(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"the model must be an nn.Module, not {type(model).__name__}")
-    if model.training:
-        raise UsageError("the model is in training mode; call model.eval() first")
+    return _Compiling(model, inputs, options).front()
 
 
 class _Compiling:
     """Compiles a model: without loops, and as the bench of a search for loops."""
 
     def __init__(
-        self, model: nn.Module, inputs: object, options: CompileOptions
+        self, model: nn.Module, inputs: object, options: CompileOptions | None
     ) -> None:
+        if not isinstance(model, nn.Module):
+            kind = type(model).__name__
+            raise UsageError(f"the model must be an nn.Module, not {kind}")
+        if model.training:
+            raise UsageError("the model is in training mode; call model.eval() first")
+        options = CompileOptions() if options is None else options
+        if not isinstance(options, CompileOptions):
+            kind = type(options).__name__
+            raise UsageError(f"options must be CompileOptions, not {kind}")
         given = Inputs.of(inputs)
         device = given.check_device(model)
         if device != "cpu":
@@ -139,7 +141,7 @@ class _Compiling:
         with self._unwritten():
             return self._found(budget)
 
-    def front(self) -> tuple[CompilePlan, ...]:
+    def front(self) -> Front:
         """The plans that nothing beats; model and inputs are as they were."""
         with self._unwritten():
             slowest = self._options.max_slowdown
@@ -149,25 +151,33 @@ class _Compiling:
                 raise NoPlanError(f"no plan was found: {exports.left_alone['']}")
             found = self._made(self._target.program)
             try:
-                self._descend(exports, self.peak(found))
+                interrupted = self._descend(exports, self.peak(found))
             except KeyboardInterrupt:
+                interrupted = True
                 if not self._plans:
                     raise
         if best := best_of(self._plans, self._slowest):
-            return best
+            return Front(best, interrupted)
         why = found.memplan.reason or "none saves memory or time"
+        if best := best_of(self._plans, math.inf):
+            why = f"the fastest would take {best[0].slowdown:.2f} times as long; the "
+            why += f"limit is {self._slowest:.2f}"
         raise NoPlanError(f"no plan was found: {why}", self.before)
 
-    def _descend(self, exports: Exports, lowest: int) -> None:
-        """Build plans for lower and lower budgets, until there is none."""
+    def _descend(self, exports: Exports, lowest: int) -> bool:
+        """Build plans for lower and lower budgets, until there is none; whether Ctrl-C
+        ended it."""
         descent = self._descent(exports, packed=self._packed > 0)
-        while lowest and not descent.interrupted:
+        slow = 0
+        while lowest and slow < SLOW and not descent.interrupted:
             limit = int(STEP * lowest)
             self._progress(f"within {format_bytes(limit)}")
             found = descent.within(limit)
-            if not found or min(map(self.slowdown, found)) > self._slowest:
-                return
+            if not found:
+                break
+            slow += min(map(self.slowdown, found)) > self._slowest
             lowest = min(map(self.peak, found))
+        return descent.interrupted
 
     @contextmanager
     def _unwritten(self) -> Iterator[None]:
@@ -409,16 +419,15 @@ class _Compiling:
 
 
 def best_of(plans: Sequence[CompilePlan], slowest: float) -> tuple[CompilePlan, ...]:
-    """Those that nothing equals or beats in both memory and time, fastest first, and
-    take at most `slowest` times as long as the model."""
+    """Those that nothing equals or beats in both memory and time, fastest first, which
+    need no more memory than the model and at most `slowest` times its time."""
     best: list[CompilePlan] = []
     for plan in sorted(plans, key=lambda plan: (plan.slowdown, plan.bytes_after)):
         least = best[-1].bytes_after if best else math.inf
-        if plan.slowdown >= 1:
-            least = min(least, plan.bytes_before)  # the model itself
-        if plan.bytes_after < least and plan.slowdown <= slowest:
+        most = plan.bytes_before - (plan.slowdown >= 1)
+        if plan.bytes_after < least and plan.bytes_after <= most:
             best.append(plan)
-    return tuple(best)
+    return tuple(plan for plan in best if plan.slowdown <= slowest)
 
 
 def _too_slow(module: Compiled, most: float) -> str:
@@ -438,7 +447,7 @@ def _too_large(nearest: Compiled, limit: float, errors: Counter[str]) -> NoPlanE
         reasons.append(f"{errors.total()} plans were dropped for errors, as in {most}")
     why = f": {'; '.join(reasons)}" if reasons else ""
     return NoPlanError(
-        f"{found} {format_bytes(plan.bytes_after)}, above the budget of "
+        f"{found} {budget_of(plan.bytes_after)}, above the budget of "
         f"{format_bytes(int(limit))}{why}",
         plan.bytes_after,
     )

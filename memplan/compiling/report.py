@@ -53,3 +53,15 @@ class CompilePlan:
     def slowdown(self) -> float:
         """The ratio of the two times; 1 for a model that runs unchanged."""
         return self.seconds_after / self.seconds_before if self.seconds_before else 1.0
+
+
+@dataclass(frozen=True)
+class Front:
+    """What less memory costs in time.
+
+    plans: those that no other beats in both memory and time, the fastest first.
+    interrupted: whether Ctrl-C ended the search, so that lower ones may be missing.
+    """
+
+    plans: tuple[CompilePlan, ...]
+    interrupted: bool = False

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from memplan.units import parse_bytes  # noqa: E402
 from tests.cli.conftest import Command, OnModel  # noqa: E402
 
 MODEL = """\
@@ -63,6 +64,8 @@ def test_the_front_is_a_table(compiled: Command) -> None:
     assert "100 %" in own
     assert "1.00" in own
     assert rows
+    needed = [parse_bytes(" ".join(row.split()[2:4])) for row in rows]
+    assert needed == sorted(needed, reverse=True)
 
 
 def test_the_front_as_json(compiled: Command) -> None:
