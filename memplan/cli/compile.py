@@ -56,8 +56,8 @@ ORDERS = {
 @click.option(
     "--front",
     is_flag=True,
-    help="Search budgets downwards, and list the plans that no other beats in both "
-    "memory and time. Then choose one with --budget and --max-slowdown.",
+    help="Search budgets downwards, and list the measured plans that no other beats in "
+    "both memory and time. Then choose one with --budget and --max-slowdown.",
 )
 @arguments.output("Write the arena's plan to this file; - is standard output.")
 @arguments.force("an existing plan")
@@ -137,8 +137,8 @@ def _front(name: str, found: Front, json_: bool) -> None:
         counts = [f"{plan.loops:,}", f"{len(plan.again):,}"]
         rows.append([f"plan {number}", *figures, *counts])
     columns = ("", "activations", "share", "time", "loops", "run twice")
-    title = f"memplan: {name}, {format_seconds(seconds)} a call, and the plans that no "
-    title += "other beats"
+    title = f"memplan: {name}, {format_seconds(seconds)} a call, and the measured "
+    title += "plans that no other beats"
     show.table(title, columns, rows)
     if found.interrupted:
         show.note("interrupted; plans that need less may be missing")
