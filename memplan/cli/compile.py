@@ -128,7 +128,8 @@ def _front(name: str, found: Front, json_: bool) -> None:
     if json_:
         front = [show.picked(plan, *FRONT) for plan in plans]
         own = {"bytes_before": before, "torch": plans[0].torch, "front": front}
-        show.as_json(own | {"interrupted": found.interrupted}, "memplan.front")
+        own |= show.picked(found, "interrupted", "internal_errors")
+        show.as_json(own, "memplan.front")
         return
     rows = [["the model", format_bytes(before), "100 %", "1.00", "", ""]]
     for number, plan in enumerate(plans, 1):
@@ -142,6 +143,8 @@ def _front(name: str, found: Front, json_: bool) -> None:
     show.table(title, columns, rows)
     if found.interrupted:
         show.note("interrupted; plans that need less may be missing")
+    for error, count in found.internal_errors.items():
+        show.complaint(f"dropped {count} regions or plans for a defect: {error}")
 
 
 def _report(name: str, plan: CompilePlan) -> None:

@@ -157,7 +157,7 @@ class _Compiling:
                 if not self._plans:
                     raise
         if best := best_of(self._plans, self._slowest):
-            return Front(best, interrupted)
+            return Front(best, interrupted, dict(self.internal_errors))
         why = found.memplan.reason or "none saves memory or time"
         if best := best_of(self._plans, math.inf):
             why = f"the fastest would take {best[0].slowdown:.2f} times as long; the "

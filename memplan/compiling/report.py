@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memplan.core.plan import Plan
 
@@ -61,7 +61,9 @@ class Front:
 
     plans: those that no other beats in both memory and time, the fastest first.
     interrupted: whether Ctrl-C ended the search, so that lower ones may be missing.
+    internal_errors: how many regions or plans each defect of memplan dropped.
     """
 
     plans: tuple[CompilePlan, ...]
     interrupted: bool = False
+    internal_errors: dict[str, int] = field(default_factory=dict)

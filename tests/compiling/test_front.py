@@ -14,9 +14,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
+from memplan.compiling import compile as compiling  # noqa: E402
 from memplan.compiling.compile import best_of  # noqa: E402
 from memplan.compiling.report import CompilePlan  # noqa: E402
 from memplan.errors import NoPlanError, UsageError  # noqa: E402
+from memplan.graph.program import Loop  # noqa: E402
 from memplan.units import budget_of, parse_bytes  # noqa: E402
 from tests.chunking import models  # noqa: E402
 
@@ -49,6 +51,21 @@ def test_a_front_that_is_interrupted_says_so() -> None:
     found = memplan.compile_front(*models.attention(tokens=256), options)
     assert found.interrupted
     assert [plan.loops for plan in found.plans] == [0]
+
+
+def test_what_a_defect_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails(compiling.Runner):
+        def __init__(self, target: Any, program: Any, *rest: Any) -> None:
+            if any(isinstance(step, Loop) for step in program.ops):
+                raise ZeroDivisionError("a defect")
+            super().__init__(target, program, *rest)
+
+    monkeypatch.setattr(compiling, "Runner", Fails)
+    found = memplan.compile_front(*models.attention(tokens=256))
+    assert [plan.loops for plan in found.plans] == [0]
+    assert list(found.internal_errors) == [
+        "internal error: ZeroDivisionError: a defect"
+    ]
 
 
 @given(count=st.integers(0, 2**50))
