@@ -32,6 +32,7 @@ from memplan.recording.cuda_library import (
 from memplan.recording.shim import require_torch
 from memplan.recording.usage import Spread, StepClock
 from memplan.trace.trace import Mark
+from memplan.units import format_bytes
 
 MOST_STEPS = 4096  # whose times are kept; those after them are not
 SPARE_PART = 64  # one part in so many of the arena may lie idle beside it
@@ -40,6 +41,7 @@ LEAST = 32 << 20  # bytes, as little as torch's segments come to
 MAX_DEVICES = 64
 
 _library: Library | None = None  # once it was loaded
+_making = threading.local()  # `arena`: this thread is making one
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +95,7 @@ class CudaLoader:
                 )
         self._replan = replan
         self._replanners: list[Replanner] = []
+        self._besides: list[Beside] = []
         self._boundaries = Boundaries(self._step, step_marks(plan))
         self._clock = StepClock()
         self._device_clock: DeviceClock | None = None
@@ -142,12 +145,29 @@ class CudaLoader:
                 )
         take_slots(library, torch)
         share_outside(torch, library)
+        empty_arenas(torch, library)
         library.retire()
         for each in self._plans:
+            run = each.plan.provenance.recorded_device
+            if run.planned_bytes > run.reserved_bytes:
+                without, under = (
+                    format_bytes(run.reserved_bytes),
+                    format_bytes(run.planned_bytes),
+                )
+                self.fault = (
+                    f"{each.name} does not pay: torch would reserve {under} of GPU "
+                    f"{each.device} under it, and reserves {without} without it"
+                )
+                print(f"memplan: {self.fault}", file=sys.stderr)
+                continue
             place = Place(each.device, each.stream)
             library.load_plan(place, replay_arrays(each.plan), each.plan.arena_bytes)
+            replay = CudaReplay(library, place)
+            if run.reserved_bytes:
+                self._besides.append(
+                    Beside(torch, replay, each.device, run.reserved_bytes)
+                )
             if self._replan and step_marks(each.plan):
-                replay = CudaReplay(library, place)
                 self._replanners.append(Replanner(each.plan, replay, replay.adopt))
         self._device_clock = DeviceClock(torch)
         library.ask(ArenaMaking(torch).permits)
@@ -211,6 +231,8 @@ class CudaLoader:
             for replanner in self._replanners:
                 replanner.adopt_ready()
             _library.next_step(mark)
+            for beside in self._besides:
+                beside.step_ended()
             for replanner in self._replanners:
                 replanner.step_ended()
         finally:
@@ -355,8 +377,44 @@ class ArenaMaking:
             return True
         if hot and (before is None or calls == before or size > idle):
             return False
-        self._cuda.empty_cache()
+        _making.arena = True
+        try:
+            self._cuda.empty_cache()
+        finally:
+            _making.arena = False
         return True
+
+
+class Beside:
+    """How much of what departs from a plan goes to torch: as much as the recorded run
+    reserved, and what the program has come to hold since.
+
+    In the arena, a block that stays would be in the way of every step to come; outside,
+    one that soon goes would take memory that the arena has free.
+    """
+
+    def __init__(
+        self, torch: Any, replay: CudaReplay, device: int, recorded: int
+    ) -> None:
+        """recorded: bytes that the recorded run reserved at most."""
+        self._cuda, self._replay, self._device = torch.cuda, replay, device
+        self._recorded = recorded
+        self._held: int | None = None  # bytes allocated after the first repeated step
+
+    def step_ended(self) -> None:
+        """Look again, if anything departed."""
+        if not self._replay.wants_room:
+            return
+        with contextlib.suppress(Exception):  # in the midst of somebody's program
+            stats = self._cuda.memory_stats(self._device)
+            reserved = stats["reserved_bytes.all.current"]
+            held = stats["allocated_bytes.all.current"]
+            if self._held is None:
+                self._held = held
+            split = stats["inactive_split_bytes.all.current"]
+            idle = reserved - stats["active_bytes.all.current"] - split
+            most = self._recorded + max(held - self._held, 0)
+            self._replay.allow_beside(max(most - reserved + idle, 0))
 
 
 def share_outside(torch: Any, library: Library) -> None:
@@ -374,6 +432,24 @@ def share_outside(torch: Any, library: Library) -> None:
 
     share_cuda.leaves_the_arena = True  # type: ignore[attr-defined]
     storage._share_cuda_ = share_cuda
+
+
+def empty_arenas(torch: Any, library: Library) -> None:
+    """Have arenas without a block go, too, where a program has torch give back what it
+    does not use; once is enough."""
+    for name in ("_cuda_emptyCache", "_accelerator_emptyCache"):
+        native = getattr(torch._C, name, None)
+        if native is None or getattr(native, "empties_arenas", False):
+            continue
+
+        def empty(*arguments: Any, native: Any = native) -> Any:
+            """As torch has it, with our arenas."""
+            if not getattr(_making, "arena", False):
+                library.give_back()
+            return native(*arguments)
+
+        empty.empties_arenas = True  # type: ignore[attr-defined]
+        setattr(torch._C, name, empty)
 
 
 def _move_outside(storage: Any, library: Library) -> None:

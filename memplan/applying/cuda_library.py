@@ -69,6 +69,8 @@ _SIGNATURES: Signatures = {
     "serve": (None, (ctypes.c_bool,)),
     # Forget all plans; arenas go back to torch as they get empty.
     "retire": (None, ()),
+    # Arenas without a block go back to torch, until the next step.
+    "give_back": (None, ()),
     "next_step": (None, (ctypes.c_uint8,)),
     # Leave all to torch until as many calls of `resume`, which is False if there was
     # nothing to resume from.
@@ -78,6 +80,8 @@ _SIGNATURES: Signatures = {
     "aside": (ctypes.c_bool, _PLACE),
     "planned_bytes": (U64, _PLACE),
     "reserved_bytes": (U64, _PLACE),
+    "wants_room": (ctypes.c_bool, _PLACE),
+    "allow_beside": (None, (*_PLACE, U64)),
     "take_steps": (U64, (*_PLACE, ctypes.POINTER(U64), U64)),
     "largest": (U64, (*_PLACE, ctypes.POINTER(U64), U64)),
     "open_log": (None, _PLACE),
@@ -200,6 +204,17 @@ class CudaReplay:
         Requests are torch's then; but while older blocks keep the arena, they go to its
         free space first. It is given back once it is empty."""
         self._call("stand_aside", aside)
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether the loop has begun, or requests departed in it, since `allow_beside`,
+        while there is an arena."""
+        return bool(self._call("wants_room"))
+
+    def allow_beside(self, size: int) -> None:
+        """Leave so many bytes of the loop's departures to torch before any goes into
+        the arena."""
+        self._call("allow_beside", size)
 
     def place_departures(self, placed: bool) -> None:
         """They always go to the arena's free space: it is the device's either way."""

@@ -179,13 +179,15 @@ class RunStats:
 class DeviceRun:
     """What a recorded run took of a GPU, by torch's allocator; 0 where it is not known.
 
-    Bytes at most; mallocs, frees: calls of cudaMalloc and cudaFree.
+    Bytes at most; mallocs, frees: calls of cudaMalloc and cudaFree. planned_bytes: what
+    it would have reserved under the plan, by the rules of torch's allocator.
     """
 
     reserved_bytes: int = 0
     allocated_bytes: int = 0
     mallocs: int = 0
     frees: int = 0
+    planned_bytes: int = 0
 
 
 @dataclass(frozen=True)

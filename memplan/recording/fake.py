@@ -26,7 +26,6 @@ from unittest import mock
 from memplan.core.plan import Program
 from memplan.errors import RecordError
 from memplan.recording import target
-from memplan.recording.caching_allocator import CachingAllocator, DeviceFullError
 from memplan.recording.fake_device import (
     CPU_ALIGNMENT,
     Devices,
@@ -40,6 +39,7 @@ from memplan.recording.options import RecordOptions
 from memplan.recording.shim import require_torch, watch_fake_modes
 from memplan.recording.sites import foreign_files
 from memplan.recording.usage import StepClock, run_stats
+from memplan.trace.caching_allocator import CachingAllocator, DeviceFullError
 from memplan.trace.importers.snapshot_history import GRANULARITY
 from memplan.trace.lives import Summary
 from memplan.trace.recovery import Written

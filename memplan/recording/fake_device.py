@@ -23,7 +23,7 @@ from unittest import mock
 import numpy as np
 
 from memplan.errors import UsageError
-from memplan.recording.caching_allocator import CachingAllocator, DeviceFullError
+from memplan.trace.caching_allocator import CachingAllocator, DeviceFullError
 from memplan.trace.trace import Action, Columns, Mark
 from memplan.units import parse_bytes
 

@@ -547,9 +547,7 @@ def prefetched() -> Iterator[Tensor]:
 
     def fetch() -> Tensor:
         with torch.cuda.stream(side):
-            return (
-                torch.randint(WORDS, (8, 256)).pin_memory().cuda(non_blocking=True)
-            )
+            return torch.randint(WORDS, (8, 256)).pin_memory().cuda(non_blocking=True)
 
     following = fetch()
 

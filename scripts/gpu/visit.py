@@ -124,7 +124,9 @@ class Visit:
 
 
 def _text(output: str | bytes | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+    return (
+        output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+    )
 
 
 def build(visit: Visit) -> None:
@@ -159,7 +161,9 @@ def pytest(visit: Visit, name: str) -> None:
 def soak(visit: Visit) -> None:
     left = min(visit.end - time.monotonic() - 20, 60)
     done = visit.run(
-        "soak", [sys.executable, GPU / "soak.py", 1_000_000, "--seconds", left], left + 60
+        "soak",
+        [sys.executable, GPU / "soak.py", 1_000_000, "--seconds", left],
+        left + 60,
     )
     visit.tell(soak=done.stdout.strip())
 
@@ -271,7 +275,10 @@ def programs(visit: Visit, names: Sequence[str]) -> Iterator[Callable[[], None]]
 
 def summarise(visit: Visit) -> None:
     """The table of all programs: MiB reserved at most, and ratios to native's."""
-    rows = [json.loads(x) for x in (visit.out / "figures.jsonl").read_text().split("\n")[:-1]]
+    rows = [
+        json.loads(x)
+        for x in (visit.out / "figures.jsonl").read_text().split("\n")[:-1]
+    ]
     rows = [row for row in rows if "program" in row and "refused" not in row]
     kinds = ("expandable", "memplan", "fixed")
     print(f"{'program':34}{'native MiB':>11}" + "".join(f"{k:>12}" for k in kinds))
@@ -283,7 +290,10 @@ def summarise(visit: Visit) -> None:
             math.exp(sum(math.log(row[k] / row["native"]) for row in rows) / len(rows))
             for k in kinds
         )
-        print(f"{'geometric mean of ' + str(len(rows)):45}" + "".join(f"{m:12.3f}" for m in means))
+        print(
+            f"{'geometric mean of ' + str(len(rows)):45}"
+            + "".join(f"{m:12.3f}" for m in means)
+        )
 
 
 # ---- what a simulated GPU foretells
@@ -345,7 +355,11 @@ def requests(visit: Visit) -> None:
     program = (GPU / "many_requests.py", 300_000)
     record = (*MEMPLAN, "record", "-q", "--device", "cuda")
     every = ("--force", "--steps", "all", "-o", "m.parquet", *program)
-    visit.run("plan: record", [*record, "-o", "t.parquet", GPU / "many_requests.py", 4000], at=at)
+    visit.run(
+        "plan: record",
+        [*record, "-o", "t.parquet", GPU / "many_requests.py", 4000],
+        at=at,
+    )
     visit.run("plan: solve", [*MEMPLAN, "solve", "t.parquet", "-o", "p.json"], at=at)
     ways = {
         "native": (sys.executable, *program),
@@ -369,7 +383,13 @@ def trained(visit: Visit, case: str) -> None:
     done = visit.run(
         case,
         [
-            *(sys.executable, ROOT / "scripts" / "benchmark.py", "gpu", "--cases", case),
+            *(
+                sys.executable,
+                ROOT / "scripts" / "benchmark.py",
+                "gpu",
+                "--cases",
+                case,
+            ),
             *("--repeats", 3, "--warmups", 0, "--timeout", 60, "--json", rows),
         ],
         180,
@@ -390,12 +410,15 @@ def main() -> int:
     )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    names = args.only or subprocess.run(
-        [sys.executable, GPU / "programs.py", "--list"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
+    names = (
+        args.only
+        or subprocess.run(
+            [sys.executable, GPU / "programs.py", "--list"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+    )
     with TemporaryDirectory() as folder:
         visit = Visit(
             args.out.resolve(),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.core.plan import DeviceRun
-from memplan.recording.caching_allocator import CachingAllocator
+from memplan.trace.caching_allocator import CachingAllocator
 from memplan.trace.importers.snapshot import from_snapshot
 from memplan.trace.lives import lives_of
 from memplan.trace.reserved import Reserved, device_run, reserved_at

@@ -59,7 +59,8 @@ Table table_from(const PlanArrays& plan) {
                    .loop_end = plan.loop_end,
                    .arena_bytes = bytes,
                    .online_bytes = bytes,
-                   .unmarked = plan.unmarked},
+                   .unmarked = plan.unmarked,
+                   .between = true},
                   kGranularity, kGranularity);
 }
 
@@ -153,6 +154,14 @@ MEMPLAN_API void memplan_cuda_retire() {
   }
 }
 
+// Arenas without a block go back to torch, to be made again when steps come back.
+MEMPLAN_API void memplan_cuda_give_back() {
+  for (Arenas* arenas : all_arenas()) {
+    if (arenas->pool_open()) continue;
+    const Arenas::Blocks returned = arenas->give_back(false);
+  }
+}
+
 MEMPLAN_API void memplan_cuda_next_step(unsigned char mark) { next_step(mark); }
 MEMPLAN_API void memplan_cuda_interrupt() { state().interruptions.add(); }
 MEMPLAN_API bool memplan_cuda_resume() { return state().interruptions.remove(); }
@@ -169,6 +178,14 @@ MEMPLAN_API bool memplan_cuda_aside(int device, unsigned rank) {
 }
 MEMPLAN_API std::uint64_t memplan_cuda_planned_bytes(int device, unsigned rank) {
   return asked(device, [&](Arenas& arenas) { return arenas.planned_bytes(rank); });
+}
+
+MEMPLAN_API bool memplan_cuda_wants_room(int device, unsigned rank) {
+  return asked(device, [&](Arenas& arenas) { return arenas.wants_room(rank); });
+}
+MEMPLAN_API void memplan_cuda_allow_beside(int device, unsigned rank,
+                                           std::uint64_t bytes) {
+  if (Arenas* arenas = arenas_of(device)) arenas->allow_beside(rank, bytes);
 }
 
 MEMPLAN_API std::uint64_t memplan_cuda_reserved_bytes(int device, unsigned rank) {

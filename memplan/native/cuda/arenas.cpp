@@ -85,6 +85,9 @@ void Arenas::end_step(Arena& arena) {
     arena.outgrown = true;
   }
   if (end.hot && arena.ended.size() < kMostSteps) arena.ended.push_back(end);
+  if (end.hot && (arena.hot_steps == 1 || end.counts.online + end.counts.fallback > 0)) {
+    arena.roomy = false;
+  }
   if (end.adopted) arena.aside = false;
 }
 
@@ -379,7 +382,7 @@ void Arenas::sweep(Blocks& returned) {
   }
 }
 
-Arenas::Blocks Arenas::give_back() {
+Arenas::Blocks Arenas::give_back(bool ran_out) {
   Lock lock(mutex_);
   collect();
   Blocks returned;
@@ -387,7 +390,7 @@ Arenas::Blocks Arenas::give_back() {
     if (arena.memory != Arena::Memory::kThere || !empty(arena)) continue;
     take_back(arena, returned);
     ++stats_[kArenasGivenBack];
-    ++arena.refusals;
+    if (ran_out) ++arena.refusals;
     arena.tried = true;  // not again before the next step
   }
   return returned;
@@ -428,6 +431,20 @@ std::uint64_t Arenas::planned_bytes(unsigned rank) {
   Lock lock(mutex_);
   Arena* arena = of_rank(rank);
   return arena == nullptr ? 0 : arena->server.table().arena_bytes;
+}
+
+bool Arenas::wants_room(unsigned rank) {
+  Lock lock(mutex_);
+  const Arena* arena = of_rank(rank);
+  return arena != nullptr && arena->memory == Arena::Memory::kThere && !arena->roomy;
+}
+
+void Arenas::allow_beside(unsigned rank, std::uint64_t bytes) {
+  Lock lock(mutex_);
+  Arena* arena = of_rank(rank);
+  if (arena == nullptr) return;
+  arena->server.allow_beside(bytes);
+  arena->roomy = true;
 }
 
 bool Arenas::aside(unsigned rank) {

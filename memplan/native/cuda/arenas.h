@@ -156,6 +156,7 @@ class Arenas {
     std::uint64_t beside = 0;
     std::uint64_t beside_most = 0;
     bool outgrown = false;
+    bool roomy = true;  // nothing departed since `allow_beside`
 
     // Whether the warm-up is over, and some steps of a loop whose sizes vary: before that
     // torch's own allocator has not settled.
@@ -201,8 +202,9 @@ class Arenas {
   void* made(const Answer& answer, c10::DataPtr block, std::uint64_t bytes);
   // There is no other memory: somewhere in the stream's arena, or null.
   void* last_resort(std::uint64_t bytes, std::int64_t stream);
-  // What lies empty in the device's arenas, when memory has run out.
-  Blocks give_back();
+  // The device's arenas that are empty: because memory has run out, or since the program
+  // asks torch to give back what it does not use.
+  Blocks give_back(bool ran_out);
 
   // False if no block of these arenas is there.
   bool release(void* address, Blocks& returned) noexcept;
@@ -228,6 +230,10 @@ class Arenas {
   std::vector<StepEnd> take_steps(unsigned rank);
   std::vector<std::uint64_t> largest(unsigned rank);
   std::uint64_t planned_bytes(unsigned rank);
+  // Whether departures since the last call, or the first repeated step, ask for another
+  // look at what may lie beside the arena; and how many bytes may.
+  bool wants_room(unsigned rank);
+  void allow_beside(unsigned rank, std::uint64_t bytes);
   // That an arena for another plan may have: as many as the one that is there, or any.
   std::uint64_t reserved_bytes(unsigned rank);
   // Of plans without marks, the steps that requests showed.

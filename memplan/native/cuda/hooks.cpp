@@ -62,7 +62,7 @@ c10::DataPtr from_torch(State& s, void* self, std::size_t bytes, Arenas* arenas,
     return s.allocate(self, bytes);
   } catch (...) {
     if (arenas == nullptr || !out_of_memory()) throw;
-    Arenas::Blocks idle = arenas->give_back();
+    Arenas::Blocks idle = arenas->give_back(true);
     if (!idle.empty()) {
       idle.clear();
       return from_torch(s, self, bytes, arenas, stream, device);

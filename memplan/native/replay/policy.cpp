@@ -11,6 +11,9 @@ constexpr std::size_t kWindow = 64;
 // A step of a warm-up does more or less than planned if a request comes this many places
 // away from its own.
 constexpr std::size_t kNearly = 16;
+// How many of a step's first requests may come in another order.
+constexpr std::size_t kSwapped = 4;
+constexpr std::uint64_t kTelling = 1 << 16;  // bytes; smaller ones have a size by chance
 // Without marks: how many requests identify a step, and how many of a step may miss
 // before the loop counts as left.
 constexpr std::size_t kPrefix = 8;
@@ -165,7 +168,13 @@ class ExactOrder : public InOrder {
     if (found != kNoMatch) return found;
     return position < kHistory ? kMaybeAnother : search(bytes);
   }
-  std::size_t search(std::uint64_t bytes) override { return take_nearby(bytes); }
+  std::size_t search(std::uint64_t bytes) override {
+    if (between_ && next() == first_ && !begins_with(bytes)) {
+      seen_ = 0;
+      return kNoMatch;
+    }
+    return take_nearby(bytes);
+  }
   bool begins_like(const std::vector<std::uint64_t>& history) const override {
     if (last_ - first_ < history.size()) return false;
     const Request* const begin = requests_ + first_;
@@ -175,6 +184,16 @@ class ExactOrder : public InOrder {
                       [](std::uint64_t asked, const Request& planned) {
                         return asked == planned.size;
                       });
+  }
+
+ private:
+  // Whether a request of `bytes` may be the step's first.
+  bool begins_with(std::uint64_t bytes) const {
+    const Request* const begin = requests_ + first_;
+    if (first_ < last_ && begin->size == bytes) return true;
+    return bytes >= kTelling &&
+           std::any_of(begin, begin + std::min(kSwapped, last_ - first_),
+                       [&](const Request& planned) { return planned.size == bytes; });
   }
 };
 

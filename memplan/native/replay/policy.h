@@ -53,6 +53,7 @@ class Policy {
       : requests_(table.requests.data()),
         first_(step.first),
         last_(step.last),
+        between_(table.between),
         progress_(progress) {}
   Policy(const Policy&) = delete;
   Policy& operator=(const Policy&) = delete;
@@ -92,6 +93,7 @@ class Policy {
   const Request* const requests_;  // the table's
   const std::size_t first_;
   const std::size_t last_;
+  const bool between_;  // see Table
   Progress& progress_;
   std::size_t seen_ = 0;  // requests of this step so far
 };

@@ -7,6 +7,7 @@
 // lock.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -169,7 +170,12 @@ class Server {
   Server(Table table, std::uint64_t bytes, std::uint64_t granularity)
       : steps_(std::move(table)),
         placement_(&Placement::of(steps_.table())),
-        ranges_(bytes, granularity) {}
+        ranges_(bytes, granularity) {
+    for (const Request& request : this->table().requests) {
+      if (request.offset < 0) kept_.push_back(request.size);
+    }
+    std::sort(kept_.begin(), kept_.end());
+  }
 
   // `bytes` are asked for, and taken where the answer says.
   Place serve(std::uint64_t bytes) {
@@ -188,8 +194,14 @@ class Server {
       }
       ++step_.conflicts;
     }
-    const bool placed = departures_placed_ && placement_->admits_departures(looped());
     const bool conflict = entry != kNoMatch;
+    const bool copy = !conflict && is_copy(bytes);
+    if (looped() && (copy || bytes <= beside_)) {
+      beside_ -= std::min(bytes, beside_);
+      copies_ += copy;
+      return {depart(bytes, -1), kNoMatch};
+    }
+    const bool placed = departures_placed_ && placement_->admits_departures(looped());
     return {depart(bytes, placed ? take_online(bytes, conflict) : -1), kNoMatch};
   }
   // While there is no memory for an arena: the default allocator serves the request, and
@@ -248,6 +260,9 @@ class Server {
   // at first, or to the default allocator.
   void place_departures(bool placed) { departures_placed_ = placed; }
   bool places_departures() const { return departures_placed_; }
+  // So many bytes of them, of the loop's, go to the default allocator before any goes into
+  // the arena: one that stays there would be in the way of every step to come.
+  void allow_beside(std::uint64_t bytes) { beside_ = bytes; }
   // Whether a step of the warm-up has made far more requests than the whole plan, so that
   // there is no point in waiting for its end.
   bool overdue() const {
@@ -268,6 +283,8 @@ class Server {
         steps_.step(), std::exchange(step_, {}),   looped(),
         false,         steps_.policy().outgrown(), std::exchange(followed_, 0)};
     ended_.of(end.hot) += end.counts;
+    const std::uint64_t departed = end.counts.online + end.counts.fallback;
+    as_planned_ = end.counts.planned > 0 && departed == std::exchange(copies_, 0);
     steps_.next_step();
     // The warm-up goes by its own table to the end.
     if (next_table_ && looped()) {
@@ -313,6 +330,12 @@ class Server {
     }
     return offset >= 0 ? offset : ranges_.take_anywhere(bytes, all);
   }
+  // Whether it is likely to stay: after a step that went as planned, and before the next
+  // one has begun, it has the size of something that does.
+  bool is_copy(std::uint64_t bytes) const {
+    return table().between && as_planned_ && steps_.at_start() &&
+           std::binary_search(kept_.begin(), kept_.end(), bytes);
+  }
   // Counts a request that lies at `offset` against the plan, or, if -1, elsewhere.
   std::int64_t depart(std::uint64_t bytes, std::int64_t offset) {
     ++(offset < 0 ? step_.fallback : step_.online);
@@ -325,6 +348,10 @@ class Server {
   Ranges ranges_;
   std::optional<Table> next_table_;
   bool departures_placed_ = true;
+  std::uint64_t beside_ = 0;
+  bool as_planned_ = false;  // the last step was, but for copies of weights
+  std::uint64_t copies_ = 0;  // in this step
+  std::vector<std::uint64_t> kept_;  // sizes of what stays outside the arena; ascending
   PhaseCounts ended_;
   Counts step_;
   std::uint64_t followed_ = 0;  // in this step

@@ -66,6 +66,7 @@ Table table_of(const TableArrays& arrays, std::uint64_t granularity,
   table.arena_bytes = arrays.arena_bytes;
   table.online_bytes = arrays.online_bytes;
   table.unmarked = arrays.unmarked;
+  table.between = arrays.between;
   table.by_lifespan = !arrays.brief.empty();
   return table;
 }

@@ -43,6 +43,9 @@ struct Table {
   // Elastic steps may be of any sizes then, and of a few requests more or fewer: whether
   // one is brief is a guess, by its position, that costs no more than room if it is wrong.
   bool by_lifespan = false;
+  // What comes before a step's first request lies between steps, and is none of the plan's:
+  // copies of weights have the sizes of gradients, and stay.
+  bool between = false;
 };
 
 // What a table is made of: plain arrays, as both interfaces are given them.
@@ -58,6 +61,7 @@ struct TableArrays {
   std::uint64_t arena_bytes;
   std::uint64_t online_bytes;
   bool unmarked = false;
+  bool between = false;
 };
 
 // Offsets must be multiples of `granularity`; sizes are rounded up to multiples of

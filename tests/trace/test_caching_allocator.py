@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.recording.caching_allocator import (
+from memplan.trace.caching_allocator import (
     CachingAllocator,
     DeviceFullError,
     segment_size,
