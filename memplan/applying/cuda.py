@@ -149,14 +149,11 @@ class CudaLoader:
         library.retire()
         for each in self._plans:
             run = each.plan.provenance.recorded_device
-            if run.planned_bytes > run.reserved_bytes:
-                without, under = (
-                    format_bytes(run.reserved_bytes),
-                    format_bytes(run.planned_bytes),
-                )
+            if not run.pays:
+                under = format_bytes(run.planned_bytes)
                 self.fault = (
-                    f"{each.name} does not pay: torch would reserve {under} of GPU "
-                    f"{each.device} under it, and reserves {without} without it"
+                    f"{each.name} is not applied: torch would reserve {under} of GPU "
+                    f"{each.device}, and {format_bytes(run.reserved_bytes)} without it"
                 )
                 print(f"memplan: {self.fault}", file=sys.stderr)
                 continue
@@ -405,16 +402,16 @@ class Beside:
         """Look again, if anything departed."""
         if not self._replay.wants_room:
             return
-        with contextlib.suppress(Exception):  # in the midst of somebody's program
+        with contextlib.suppress(RuntimeError):  # of a device that has failed
             stats = self._cuda.memory_stats(self._device)
-            reserved = stats["reserved_bytes.all.current"]
-            held = stats["allocated_bytes.all.current"]
+            held = stats.get("allocated_bytes.all.current", 0)
             if self._held is None:
                 self._held = held
-            split = stats["inactive_split_bytes.all.current"]
-            idle = reserved - stats["active_bytes.all.current"] - split
-            most = self._recorded + max(held - self._held, 0)
-            self._replay.allow_beside(max(most - reserved + idle, 0))
+            # What no whole segment is free for: blocks, and what is split beside them.
+            taken = stats.get("active_bytes.all.current", 0)
+            taken += stats.get("inactive_split_bytes.all.current", 0)
+            grown = max(held - self._held, 0)
+            self._replay.allow_beside(max(self._recorded + grown - taken, 0))
 
 
 def share_outside(torch: Any, library: Library) -> None:

@@ -245,11 +245,19 @@ class Solved:
             found |= _compared(self.room)
         if self.expected is not None:
             found["outlook"] = plain(self.expected) | {"pays": self.expected.pays}
+        run = self.plan.provenance.recorded_device
+        if run.planned_bytes:
+            found["reserved"] = {
+                "recorded_bytes": run.reserved_bytes,
+                "planned_bytes": run.planned_bytes,
+                "pays": run.pays,
+            }
         return found
 
     def rows(self) -> list[tuple[str, str]]:
         """For people: the plan, what takes up a capacity, and what the plan brings."""
-        return [*self._plan_rows(), *self._room_rows(), *self._outlook_rows()]
+        rows = [*self._plan_rows(), *self._room_rows(), *self._outlook_rows()]
+        return [*rows, *self._device_rows()]
 
     def _plan_rows(self) -> list[tuple[str, str]]:
         plan, made = self.plan, self.plan.provenance
@@ -314,6 +322,18 @@ class Solved:
             ("resident", f"{now} at its most, {least} to {planned} under the plan"),
             ("out of reach", f"{reach}, which no plan can change"),
         ]
+
+    def _device_rows(self) -> list[tuple[str, str]]:
+        """What torch would reserve of the GPU."""
+        run = self.plan.provenance.recorded_device
+        if not run.planned_bytes:
+            return []
+        recorded = format_bytes(run.reserved_bytes)
+        planned = format_bytes(run.planned_bytes)
+        rows = [("reserved", f"{recorded} recorded, {planned} under the plan")]
+        if not run.pays:
+            rows.append(("", "more than without: memplan apply leaves it out"))
+        return rows
 
 
 def _compared(room: Room) -> dict[str, Any]:

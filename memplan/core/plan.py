@@ -189,6 +189,11 @@ class DeviceRun:
     frees: int = 0
     planned_bytes: int = 0
 
+    @property
+    def pays(self) -> bool:
+        """False if it is known that the plan would have torch reserve more."""
+        return not self.reserved_bytes or self.planned_bytes <= self.reserved_bytes
+
 
 @dataclass(frozen=True)
 class Source:

@@ -175,11 +175,13 @@ class Asked(Training):
             torch.cuda.set_per_process_memory_fraction(1.0)
 
     def out_of_memory_and_on(self) -> None:
+        torch.cuda.set_per_process_memory_fraction(0.1)  # other programs may run, too
         blocks = []
         with contextlib.suppress(torch.OutOfMemoryError):
             while True:
                 blocks.append(torch.empty(1 << 29, dtype=torch.uint8, device=CUDA))
         del blocks
+        torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
         self.step()
 

@@ -564,13 +564,14 @@ def prefetched() -> Iterator[Tensor]:
 @program
 def two_threads_and_streams() -> Iterator[Tensor]:
     """Each trains a model of its own."""
+    models = [perceptron(1024), perceptron(1024)]
     turns = [threading.Barrier(3), threading.Barrier(3)]
     losses = [torch.zeros(()), torch.zeros(())]
 
     def work(which: int) -> None:
         data = torch.Generator().manual_seed(which)
         with torch.cuda.stream(torch.cuda.Stream()):
-            model = perceptron(1024)
+            model = models[which]
             optimizer = adam(model)
             while True:
                 turns[0].wait()
@@ -671,7 +672,7 @@ def graph_of_a_step() -> Iterator[Tensor]:
 
 @program
 def captures_beside_frees() -> Iterator[Tensor]:
-    """25 captures a step, while another thread frees blocks that a third stream uses."""
+    """25 captures a step; a thread frees blocks that a third stream uses."""
     model = perceptron(1024, 2)
     optimizer = adam(model)
     x = torch.randn(512, 1024).cuda()

@@ -1,4 +1,4 @@
-"""What to run on a GPU that you have for minutes: `scripts/gpu/visit.py PART... --out OUT`.
+"""What to run on a GPU that you have for minutes: `visit.py PART... --out OUT`.
 
     tests     tests/gpu, the soak, what programs ask of torch.cuda, compute-sanitizer
     programs  scripts/gpu/programs.py, each natively and under the plan of a recording
@@ -6,9 +6,10 @@
     times     requests and training steps: alone on the GPU, after all others
 
 The first three run side by side. Nothing is fetched and nothing installed. memplan is
-built in place with what the interpreter has (scikit-build-core, nanobind, CMake, ninja, a
-C++20 compiler), unless --built says that it is there. A step that fails or hangs stops
-no other. OUT gets log.txt and figures.jsonl. Ends with 1 unless every step succeeded.
+built in place with what the interpreter has (scikit-build-core, nanobind, CMake, ninja,
+a C++20 compiler), unless --built says that it is there. A step that fails or hangs
+stops no other. OUT gets log.txt and figures.jsonl. Ends with 1 unless every step
+succeeded.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ MIB = 1 << 20
 MEMPLAN = (sys.executable, "-m", "memplan")
 PARTS = ("tests", "programs", "estimate", "times")
 RECORDED, RUN = "12", "40"  # steps
+RUNS = ("native", "expandable", "memplan", "fixed")
+ROUNDS = 3  # of what is timed
 
 
 class StepError(Exception):
@@ -48,13 +51,14 @@ class StepError(Exception):
 class Visit:
     """Where the steps run, for how long, and what they said.
 
-    end: of the monotonic clock. arguments: of every program.
+    end: of the monotonic clock. arguments: of every program. runs: see `held`.
     """
 
     out: Path
     folder: Path
     end: float
     arguments: tuple[str, ...] = ()
+    runs: tuple[str, ...] = RUNS
     failed: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -130,9 +134,10 @@ def _text(output: str | bytes | None) -> str:
 
 
 def build(visit: Visit) -> None:
-    wheel = "-m pip wheel -q --no-index --no-build-isolation --no-deps -w".split()
     at = visit.folder / "wheel"
-    visit.run("build", [sys.executable, *wheel, at, ROOT], 300)
+    alone = ("-q", "--no-index", "--no-build-isolation", "--no-deps")
+    wheel = (sys.executable, "-m", "pip", "wheel", *alone, "-w", at, ROOT)
+    visit.run("build", wheel, 300)
     (found,) = at.glob("memplan-*.whl")
     shutil.unpack_archive(found, at, "zip")
     for library in (at / "memplan" / "native").glob("*.so"):
@@ -147,13 +152,14 @@ def tests(visit: Visit) -> Iterator[Callable[[], None]]:
     for name in ("stacks", "training", "soak"):
         yield lambda name=name: pytest(visit, name)  # type: ignore[misc]
     yield lambda: soak(visit)
+    yield lambda: compatibility(visit)
     yield lambda: chunked(visit)
 
 
 def pytest(visit: Visit, name: str) -> None:
     file = ROOT / "tests" / "gpu" / f"test_gpu_{name}.py"
     flags = ["-q", "-rs", "-p", "no:cacheprovider", "-o", "filterwarnings="]
-    flags += ["-k", "not what_programs_ask"]  # see `compatibility`
+    flags += ["-k", "not what_programs_ask"]  # `compatibility` does
     done = visit.run(name, [sys.executable, "-m", "pytest", *flags, file], 200)
     visit.tell(tests=name, said=done.stdout.strip().splitlines()[-1])
 
@@ -201,13 +207,12 @@ def sanitizer(visit: Visit) -> None:
         raise StepError("memcheck: there is no compute-sanitizer")
     at = visit.folder / "sanitizer"
     at.mkdir()
-    program = (GPU / "programs.py", "tiny")
+    program = (GPU / "programs.py", "adversarial")
     plan_of(visit, "memcheck", at, program)
-    tool = "compute-sanitizer --tool memcheck --report-api-errors no".split()
-    tool += ["--error-exitcode", "99", "--target-processes", "all"]
-    done = visit.run(
-        "memcheck", [*tool, *MEMPLAN, "apply", "-q", "p.json", *program], 240, at=at
-    )
+    tool = ("compute-sanitizer", "--tool", "memcheck", "--report-api-errors", "no")
+    options = ("--error-exitcode", "99", "--target-processes", "all")
+    planned = (*MEMPLAN, "apply", "-q", "p.json", *program)
+    done = visit.run("memcheck", [*tool, *options, *planned], 240, at=at)
     found = re.search(r"ERROR SUMMARY: .*", done.stdout + done.stderr)
     visit.tell(memcheck=found.group() if found else "no summary")
 
@@ -248,6 +253,8 @@ def held(visit: Visit, name: str) -> None:
     figures: dict[str, object] = {"program": name}
     outputs = {}
     for run, (command, setting) in runs.items():
+        if run not in visit.runs:
+            continue
         if run == "memplan":
             try:
                 plan_of(visit, name, at, program)
@@ -262,7 +269,8 @@ def held(visit: Visit, name: str) -> None:
         outputs[run] = done.stdout
         figures[run] = round(entries["reserved"] / MIB, 1)
         figures[f"{run}_end"] = round(entries["at_the_end"] / MIB, 1)
-    figures["same"] = outputs["native"] == outputs["memplan"] == outputs["fixed"]
+    outputs.pop("expandable", None)
+    figures["same"] = len(set(outputs.values())) == 1
     visit.tell(**figures)
     if not figures["same"]:
         raise StepError(f"{name}: prints something else under the plan")
@@ -280,7 +288,7 @@ def summarise(visit: Visit) -> None:
         for x in (visit.out / "figures.jsonl").read_text().split("\n")[:-1]
     ]
     rows = [row for row in rows if "program" in row and "refused" not in row]
-    kinds = ("expandable", "memplan", "fixed")
+    kinds = [run for run in visit.runs if run != "native"]
     print(f"{'program':34}{'native MiB':>11}" + "".join(f"{k:>12}" for k in kinds))
     for row in sorted(rows, key=lambda row: -row["memplan"] / row["native"]):
         ratios = "".join(f"{row[k] / row['native']:12.3f}" for k in kinds)
@@ -368,7 +376,7 @@ def requests(visit: Visit) -> None:
         "planned": (*MEMPLAN, "apply", "-q", "p.json", *program),
     }
     found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(5):
+    for _ in range(ROUNDS):
         for name, command in ways.items():
             done = visit.run(f"requests {name}", command, at=at)
             match = re.search(r"([\d.]+) us a request", done.stdout)
@@ -390,7 +398,7 @@ def trained(visit: Visit, case: str) -> None:
                 "--cases",
                 case,
             ),
-            *("--repeats", 3, "--warmups", 0, "--timeout", 60, "--json", rows),
+            *("--repeats", ROUNDS, "--warmups", 0, "--timeout", 60, "--json", rows),
         ],
         180,
     )
@@ -405,6 +413,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--built", action="store_true", help="memplan is there")
     parser.add_argument("--only", nargs="+", help="of the programs")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS)
     parser.add_argument(
         "--arguments", nargs=argparse.REMAINDER, default=[], help="of every program"
     )
@@ -425,6 +434,7 @@ def main() -> int:
             Path(folder),
             time.monotonic() + args.seconds,
             tuple(args.arguments),
+            tuple(args.runs),
         )
         if not args.built:
             visit.attempt(lambda: build(visit))
@@ -436,8 +446,6 @@ def main() -> int:
             list(pool.map(visit.attempt, work))
         if "programs" in args.parts:
             summarise(visit)
-        if "tests" in args.parts:  # alone: it takes all of the device's memory
-            visit.attempt(lambda: compatibility(visit))
         for each in times(visit) if "times" in args.parts else ():
             visit.attempt(each)
     for failure in visit.failed:

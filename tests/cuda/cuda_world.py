@@ -70,6 +70,9 @@ class FakeTorch:
     def _cuda_endAllocateToPool(self, device: int, pool: int) -> None:  # noqa: N802
         self.world.end_pool(device, pool)
 
+    def _cuda_emptyCache(self) -> None:  # noqa: N802
+        self.world.empty()
+
     def _cuda_releasePool(self, device: int, pool: int) -> None:  # noqa: N802
         pass
 

@@ -70,6 +70,7 @@ class LoaderTorch(FakeTorch):
         self.initialized = self.available = True
         self.UntypedStorage = type("UntypedStorage", (self.UntypedStorage,), {})
         self.events = 0
+        self.held: dict[str, int] = {}  # more of `memory_stats`
 
     def is_initialized(self) -> bool:
         return self.initialized
@@ -84,7 +85,11 @@ class LoaderTorch(FakeTorch):
         return False
 
     def memory_stats(self, device: int) -> dict[str, int]:
-        return {"reserved_bytes.all.peak": 4096 + device, "num_device_alloc": 3}
+        fixed = {"reserved_bytes.all.peak": 4096 + device, "num_device_alloc": 3}
+        return fixed | self.held
+
+    def empty_cache(self) -> None:
+        self._C._cuda_emptyCache()
 
     def mem_get_info(self, device: int) -> tuple[int, int]:
         return 1000, 9000 + device
@@ -207,6 +212,73 @@ def test_if_it_cannot_begin_then_the_program_runs_without(
     loader.stop()
     for function in fake_torch.lazily:  # too late
         function()
+
+
+def test_a_plan_that_would_reserve_more_is_not_applied(
+    ready: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = DeviceRun(8192, 6144, 5, 1, planned_bytes=9216)
+    loader = CudaLoader(changed(make_plan(), recorded_device=recorded))
+    loader.start()
+    ready.release(run(ready))
+    report = loader.report()
+    loader.stop()
+    assert (report.planned_requests, report.arena_bytes) == (0, 0)
+    told = "the plan is not applied: torch would reserve 9.0 KiB of GPU 0, and 8.0 KiB"
+    assert report.fault == f"{told} without it"
+    assert f"memplan: {report.fault}\n" in capsys.readouterr().err
+
+
+def test_one_that_would_reserve_as_much_is(ready: World) -> None:
+    recorded = DeviceRun(8192, planned_bytes=8192)
+    loader = CudaLoader(changed(make_plan(), recorded_device=recorded))
+    loader.start()
+    ready.release(run(ready))
+    assert loader.report().planned_requests > 0
+    loader.stop()
+
+
+def test_departures_lie_outside_while_no_more_is_reserved_than_recorded(
+    ready: World, fake_torch: LoaderTorch
+) -> None:
+    plan = changed(make_plan(), recorded_device=DeviceRun(reserved_bytes=18_000))
+    loader = CudaLoader(plan)
+    loader.start()
+    fake_torch.held = {
+        "allocated_bytes.all.current": 7000,
+        "active_bytes.all.current": 7000,
+        "inactive_split_bytes.all.current": 1000,
+    }
+    weight = run(ready)
+    mark_step()  # 10,000 bytes are left
+    mark_step()
+    blocks = [ready.take(4096) for _ in range(3)]
+    assert [ready.native.holds(block) for block in blocks] == [False, False, True]
+    ready.release(*blocks)
+    # What the program holds now it would hold without a plan, too.
+    fake_torch.held["allocated_bytes.all.current"] += 3000
+    mark_step()
+    blocks = [ready.take(4096) for _ in range(4)]
+    assert [ready.native.holds(block) for block in blocks] == [False] * 3 + [True]
+    ready.release(weight, *blocks)
+    loader.stop()
+
+
+def test_empty_cache_gives_an_empty_arena_back(
+    ready: World, fake_torch: LoaderTorch
+) -> None:
+    loader = CudaLoader(make_plan())
+    loader.start()
+    ready.release(run(ready))
+    assert cuda_room.stats()[0]["arena_bytes"] > 0
+    fake_torch.empty_cache()
+    assert cuda_room.stats()[0]["arena_bytes"] == 0
+    assert ready.torch_counts()["live"] == 0
+    before = loader.report().planned_requests
+    run(ready)
+    assert loader.report().planned_requests > before
+    assert cuda_room.stats()[0]["arena_bytes"] > 0
+    loader.stop()
 
 
 def test_a_planned_tensor_leaves_the_arena_to_be_shared(

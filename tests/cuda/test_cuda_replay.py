@@ -321,3 +321,91 @@ def test_whatever_the_program_does_no_two_blocks_meet(
         world.check(own, address, size, mark)
         world.release(address)
     world.assert_no_leak()
+
+
+def in_arena(world: World, *addresses: int) -> list[bool]:
+    return [world.native.holds(address) for address in addresses]
+
+
+def a_step_as_planned(world: World, *sizes: int) -> None:
+    world.release(*[world.take(size) for size in sizes])
+    world.native.next_step()
+
+
+def test_departures_lie_beside_the_arena_as_far_as_they_may(world: World) -> None:
+    world.plan([(4096, 0)], 8192)
+    replay = CudaReplay(world.native, Place())
+    a_step_as_planned(world, 4096)
+    assert replay.wants_room  # the loop has begun
+    replay.allow_beside(1024)
+    assert not replay.wants_room
+    world.take(4096)
+    departed = [world.take(512), world.take(512), world.take(512)]
+    assert in_arena(world, *departed) == [False, False, True]
+    assert not replay.wants_room  # not before the step's end
+    world.native.next_step()
+    assert replay.wants_room
+
+
+def test_a_planned_request_whose_place_is_taken_lies_beside_it_too(
+    world: World,
+) -> None:
+    world.plan([(4096, 0)], 8192)
+    a_step_as_planned(world, 4096)
+    CudaReplay(world.native, Place()).allow_beside(4096)
+    stays = world.take(4096)
+    world.native.next_step()
+    assert in_arena(world, stays, world.take(4096)) == [True, False]
+
+
+# A weight of 2048 bytes, then steps of two requests, of which the second has its size.
+WEIGHT_AND_STEPS = ([(2048, -1), (1 << 16, 0), (2048, 1 << 16)], 1 << 17)
+
+
+def test_copies_of_weights_lie_beside_the_arena(world: World) -> None:
+    world.plan(*WEIGHT_AND_STEPS, starts=(0, 1), loop_start=1)
+    a_step_as_planned(world, 2048)
+    a_step_as_planned(world, 1 << 16, 2048)
+    copy = world.take(2048)  # before the step's own requests
+    own = [world.take(1 << 16), world.take(2048)]
+    assert in_arena(world, copy, *own) == [False, True, True]
+    assert world.stats()["conflicts"] == 0
+
+
+def test_what_comes_between_steps_takes_no_later_request_s_place(world: World) -> None:
+    world.plan([(1 << 16, 0), (2048, 1 << 16)], 1 << 17)
+    a_step_as_planned(world, 1 << 16, 2048)
+    between, first, second = (world.take(size) for size in (2048, 1 << 16, 2048))
+    assert second - first == 1 << 16
+    assert between not in (first, second)
+
+
+def test_what_comes_after_a_step_that_departed_is_no_copy(world: World) -> None:
+    world.plan(*WEIGHT_AND_STEPS, starts=(0, 1), loop_start=1)
+    a_step_as_planned(world, 2048)
+    a_step_as_planned(world, 1 << 16, 4096)
+    assert in_arena(world, world.take(2048)) == [True]
+
+
+def test_arenas_go_back_when_they_are_empty_and_come_again(world: World) -> None:
+    world.plan([(4096, 0)], 8192)
+    block = world.take(4096)
+    world.native.give_back()
+    assert world.stats()["arena_bytes"] == 8192
+    world.release(block)
+    world.native.give_back()
+    assert world.stats()["arena_bytes"] == world.torch_counts()["live"] == 0
+    outside = world.take(4096)  # in the same step
+    world.native.next_step()
+    assert in_arena(world, outside, world.take(4096)) == [False, True]
+    stats = world.stats()
+    assert (stats["arenas_made"], stats["arenas_given_back"]) == (2, 1)
+
+
+def test_no_arena_goes_back_while_a_pool_is_open(world: World) -> None:
+    world.plan([(4096, 0)], 8192)
+    a_step_as_planned(world, 4096)
+    assert world.begin_pool()
+    world.native.give_back()
+    assert world.stats()["arena_bytes"] == 8192
+    world.end_pool()
