@@ -19,9 +19,9 @@ from typing import Any
 from memplan.applying.cuda_library import COUNTERS, CudaReplay, Library, Place
 from memplan.applying.replan import Replanner
 from memplan.applying.report import DeviceMemory, Report, make_report
-from memplan.applying.suitability import check_plan, step_marks
-from memplan.applying.tables import replay_arrays
+from memplan.applying.suitability import check_plan
 from memplan.core.plan import Plan
+from memplan.core.tables import replay_arrays
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.recording.boundary import Boundaries
 from memplan.recording.cuda_library import (
@@ -31,6 +31,7 @@ from memplan.recording.cuda_library import (
 )
 from memplan.recording.shim import require_torch
 from memplan.recording.usage import Spread, StepClock
+from memplan.solving.rehearsal import step_marks
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 
@@ -149,7 +150,7 @@ class CudaLoader:
         library.retire()
         for each in self._plans:
             run = each.plan.provenance.recorded_device
-            if not run.pays:
+            if not each.plan.pays:
                 under = format_bytes(run.planned_bytes)
                 self.fault = (
                     f"{each.name} is not applied: torch would reserve {under} of GPU "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memplan.applying.tables import ReplayArrays
+from memplan.core.tables import ReplayArrays
 from memplan.errors import EnvironmentUnfitError
 from memplan.recording.cuda_library import (
     MESSAGE,

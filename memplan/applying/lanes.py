@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memplan.applying.payoff import DEPARTED, LOST, UNPROVEN, GivenUp, Payoff
-from memplan.applying.tables import ReplayArrays
 from memplan.core.plan import RunStats
+from memplan.core.tables import ReplayArrays
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Replay

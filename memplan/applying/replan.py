@@ -34,16 +34,16 @@ from memplan.applying.payoff import (
     Payoff,
 )
 from memplan.applying.suitability import ALIGNMENT
-from memplan.applying.tables import (
+from memplan.arrays import BoolArray, Int64Array
+from memplan.core.bounds import lower_bound
+from memplan.core.plan import UNMARKED, Placement, Plan
+from memplan.core.problem import Problem
+from memplan.core.tables import (
     ReplayArrays,
     joined,
     replay_arrays,
     room_for_departures,
 )
-from memplan.arrays import BoolArray, Int64Array
-from memplan.core.bounds import lower_bound
-from memplan.core.plan import UNMARKED, Placement, Plan
-from memplan.core.problem import Problem
 from memplan.core.verify import verify
 from memplan.errors import MemplanError, NoPlanError
 from memplan.trace.trace import Action, Columns, Trace, TraceInfo

@@ -12,17 +12,18 @@ from memplan.applying.lanes import Lanes, replays_of
 from memplan.applying.payoff import GivenUp
 from memplan.applying.replan import Replanner
 from memplan.applying.report import Before, Report, make_report, where_memory_lives
-from memplan.applying.suitability import check_plan, step_marks
-from memplan.applying.tables import (
+from memplan.applying.suitability import check_plan
+from memplan.core.plan import Plan
+from memplan.core.planfile import read_plan
+from memplan.core.tables import (
     replay_arrays,
     room_for_departures,
 )
-from memplan.core.plan import Plan
-from memplan.core.planfile import read_plan
 from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.recording.boundary import Boundaries
 from memplan.recording.shim import install
 from memplan.recording.usage import StepClock
+from memplan.solving.rehearsal import step_marks
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 

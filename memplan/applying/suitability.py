@@ -5,11 +5,9 @@ from __future__ import annotations
 from memplan.core.plan import Plan, Program
 from memplan.core.verify import verify
 from memplan.errors import InputError
-from memplan.trace.trace import Mark
 
 # Bytes of every block that torch hands out; of CUDA's, requests are rounded up to it.
 ALIGNMENT = {"cpu": 64, "cuda": 512}
-_MARKS = {mark.name.lower(): mark for mark in Mark}
 
 
 def check_plan(plan: Plan, name: str, device: str) -> None:
@@ -49,12 +47,6 @@ def check_plan(plan: Plan, name: str, device: str) -> None:
             f"{name} has a request for 0 bytes, which no program makes; "
             "solve the trace again"
         )
-
-
-def step_marks(plan: Plan) -> tuple[Mark, ...]:
-    """What ends a step of the plan's program; nothing where none was marked."""
-    mark = _MARKS.get(plan.provenance.program.marks, Mark.NONE)
-    return () if mark is Mark.NONE else (mark,)
 
 
 def check_program(plan: Plan, running: Program, name: str) -> None:

@@ -250,7 +250,7 @@ class Solved:
             found["reserved"] = {
                 "recorded_bytes": run.reserved_bytes,
                 "planned_bytes": run.planned_bytes,
-                "pays": run.pays,
+                "pays": self.plan.pays,
             }
         return found
 
@@ -331,8 +331,8 @@ class Solved:
         recorded = format_bytes(run.reserved_bytes)
         planned = format_bytes(run.planned_bytes)
         rows = [("reserved", f"{recorded} recorded, {planned} under the plan")]
-        if not run.pays:
-            rows.append(("", "more than without: memplan apply leaves it out"))
+        if not self.plan.pays:
+            rows.append(("", "which is more: memplan apply runs the program without"))
         return rows
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.bounds import lower_bound
-from memplan.core.plan import UNMARKED, UNPLANNED, Plan, Source, StepKind, Warmup
+from memplan.core.plan import UNMARKED, Plan, Source, StepKind, Warmup
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import warmup_with_first_step
 from memplan.errors import NoPlanError
@@ -17,7 +17,7 @@ from memplan.limits import MAX_LANES
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import BEST, DEFAULTS, Options
 from memplan.solving.placing import ORDERS, place_around
-from memplan.trace.foretell import foretold_bytes
+from memplan.solving.rehearsal import foretold_bytes
 from memplan.trace.liveness import (
     HOT,
     KindWorkload,
@@ -28,7 +28,7 @@ from memplan.trace.liveness import (
 from memplan.trace.reserved import device_run
 from memplan.trace.steps import Together
 from memplan.trace.streams import one_stream
-from memplan.trace.trace import Action, Trace
+from memplan.trace.trace import Trace
 
 if TYPE_CHECKING:
     from memplan.native._alloc import Ranges
@@ -95,18 +95,7 @@ def solve_trace(
 
 def _foretold(plan: Plan, trace: Trace) -> Plan:
     """With what torch would reserve of the GPU under it, where that is known."""
-    in_arena = [
-        placed.requests.by_request(placed.offsets, UNPLANNED) >= 0
-        for placed in (plan.warmup, plan.hot)
-        if placed is not None and placed.requests is not None
-    ]
-    own = one_stream(trace).events
-    requests = own.stream[own.action == Action.ALLOC]
-    if not trace.info.complete or not len(requests):
-        return plan
-    found = foretold_bytes(
-        trace.events, int(requests[0]), np.concatenate(in_arena), plan.arena_bytes
-    )
+    found = foretold_bytes(trace, plan)
     run = replace(plan.provenance.recorded_device, planned_bytes=found)
     return plan.coming_from(recorded_device=run)
 

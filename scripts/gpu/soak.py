@@ -30,8 +30,8 @@ import torch
 
 from memplan.applying import cuda
 from memplan.applying.cuda_library import CudaReplay, Library, Place
-from memplan.applying.tables import ReplayArrays
 from memplan.core.problem import Problem
+from memplan.core.tables import ReplayArrays
 from memplan.errors import EnvironmentUnfitError
 from memplan.recording.cuda_library import take_slots
 from memplan.solving.bestfit import best_fit

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memplan.applying.tables import replay_arrays, room_for_departures
 from memplan.core.plan import Plan
+from memplan.core.tables import replay_arrays, room_for_departures
 from memplan.native import _alloc
 from memplan.trace.trace import Action, Mark, Trace
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import memplan
-from memplan.applying.tables import joined, replay_arrays
+from memplan.core.tables import joined, replay_arrays
 from memplan.native import _alloc
 from tests.applying.served import Served, add_up, replay_of, table_of
 from tests.conftest import Run

@@ -21,8 +21,8 @@ from memplan.applying.replan import (
     Replanner,
     from_log,
 )
-from memplan.applying.tables import ReplayArrays, room_for_departures
 from memplan.core.plan import Plan
+from memplan.core.tables import ReplayArrays, room_for_departures
 from memplan.errors import NoPlanError
 from memplan.trace.journal import ROW
 from memplan.trace.trace import Action, Mark

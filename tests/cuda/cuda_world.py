@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from memplan.applying.cuda_library import Library, Place, plan_arrays
-from memplan.applying.tables import ReplayArrays
+from memplan.core.tables import ReplayArrays
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2

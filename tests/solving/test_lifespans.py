@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memplan
-from memplan.applying.tables import joined, replay_arrays
 from memplan.core.plan import Plan
 from memplan.core.problem import BRIEF, Problem
+from memplan.core.tables import joined, replay_arrays
 from memplan.core.verify import verify
 from memplan.solving.from_trace import SPARE_PARTS, arena_by_lifespan, beside
 from memplan.trace.liveness import step_problem

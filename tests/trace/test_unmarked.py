@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.applying.tables import replay_arrays
 from memplan.core.plan import UNMARKED
+from memplan.core.tables import replay_arrays
 from memplan.core.verify import verify
 from memplan.errors import NoPlanError
 from memplan.native import _alloc

@@ -280,6 +280,46 @@ NB_MODULE(_alloc, m) {
         return new Replay(table, reserve, cold);
       },
       "table"_a, "reserve"_a, "cold"_a = 0, nb::rv_policy::reference);
+  // A server of CUDA's requests, without memory behind it.
+  nb::class_<memplan::Server>(m, "Rehearsal")
+      .def(
+          "__init__",
+          [](memplan::Server* self, const Column& sizes, const Column& offsets,
+             const Column& starts, std::size_t loop_begin, std::size_t loop_end,
+             const Flags& elastic, const Flags& brief, std::uint64_t arena_bytes,
+             bool unmarked) {
+            constexpr std::uint64_t kUnit = 512;  // as torch's own allocator
+            const std::uint64_t bytes = memplan::round_up(arena_bytes, kUnit);
+            new (self) memplan::Server(
+                memplan::table_of({.sizes = span_of(sizes),
+                                   .offsets = span_of(offsets),
+                                   .sparse = {},
+                                   .brief = span_of(brief),
+                                   .starts = span_of(starts),
+                                   .elastic = span_of(elastic),
+                                   .loop_begin = loop_begin,
+                                   .loop_end = loop_end,
+                                   .arena_bytes = bytes,
+                                   .online_bytes = bytes,
+                                   .unmarked = unmarked,
+                                   .between = true},
+                                  kUnit, kUnit),
+                bytes, kUnit);
+          },
+          "sizes"_a, "offsets"_a, "starts"_a, "loop_begin"_a, "loop_end"_a, "elastic"_a,
+          "brief"_a, "arena_bytes"_a, "unmarked"_a)
+      .def(
+          "serve",
+          [](memplan::Server& self, std::uint64_t bytes) {
+            if (self.turns(bytes)) self.next_step();
+            return self.serve(bytes).offset;
+          },
+          "bytes"_a)
+      .def("give_back", [](memplan::Server& self,
+                           std::uint64_t offset) { self.ranges().give_back(offset); },
+           "offset"_a)
+      .def("next_step", [](memplan::Server& self) { self.next_step(); })
+      .def("allow_beside", &memplan::Server::allow_beside, "bytes"_a);
   // Without memory behind it: what an allocator would come to.
   nb::class_<memplan::Ranges>(m, "Ranges")
       .def(nb::init<std::uint64_t, std::uint64_t>(), "size"_a, "granularity"_a)

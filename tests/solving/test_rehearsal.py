@@ -1,0 +1,135 @@
+"""What torch would reserve in the recorded run under a plan, by a model of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.core.plan import DeviceRun, Program
+from memplan.solving.solve import solve
+from memplan.trace.caching_allocator import CachingAllocator
+from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+from tests.plans import changed
+
+MIB = 1 << 20
+Step = list[tuple[int, bool]]  # requests, bytes, freed before the next one or kept
+KEPT = True
+
+
+def recorded(*steps: Step, weight: int = 30 * MIB, lost: int = 0) -> Trace:
+    """The events of a program under torch's allocator: a weight, then marked steps.
+
+    lost: bytes reserved that no rule explains.
+    """
+    allocator = CachingAllocator()
+    rows: list[tuple[Action, Mark, int, int]] = []
+
+    def request(size: int) -> int:
+        at, rounded = allocator.allocate(size)
+        for _, address, length in allocator.take_changes():
+            rows.append((Action.SEGMENT_ALLOC, Mark.NONE, address, length))
+        rows.append((Action.ALLOC, Mark.NONE, at, rounded))
+        return at
+
+    if lost:
+        rows.append((Action.SEGMENT_ALLOC, Mark.NONE, 1 << 50, lost))
+    request(weight)
+    for step in steps:
+        rows.append((Action.STEP, Mark.EXPLICIT, 0, 0))
+        for size, kept in step:
+            at = request(size)
+            if not kept:
+                rows.append((Action.FREE_COMPLETED, Mark.NONE, at, allocator.free(at)))
+    action, mark, address, size = zip(*rows, strict=True)
+    events = Columns.of(
+        time_ns=range(len(rows)),
+        action=action,
+        mark=mark,
+        address=address,
+        size=size,
+        requested_size=size,
+    )
+    program = Program(marks="explicit")
+    info = TraceInfo(program=program, device="cuda", alignment=512)
+    return Trace(events, info=info)
+
+
+def foretold(trace: Trace) -> DeviceRun:
+    return solve(trace).provenance.recorded_device
+
+
+LOOP: Step = [(33 * MIB, False), (48 * MIB, False)]
+
+
+def test_blocks_in_the_arena_take_no_segment() -> None:
+    run = foretold(recorded(*[LOOP] * 5))
+    assert run.reserved_bytes == (30 + 34 + 48) * MIB
+    assert run.planned_bytes == (30 + 48) * MIB
+
+
+def test_what_the_arena_does_not_serve_takes_whole_segments() -> None:
+    weight = recorded(*[LOOP] * 5, weight=4 * MIB)
+    assert foretold(weight).planned_bytes == (20 + 48) * MIB
+
+
+def test_what_comes_after_the_planned_steps_counts() -> None:
+    late = [*LOOP, (100 * MIB, KEPT)]
+    run = foretold(recorded(*[LOOP] * 5, late, late))
+    assert run.planned_bytes >= (30 + 48 + 200) * MIB
+
+
+def test_a_small_arena_lies_in_a_segment_that_is_there() -> None:
+    small: Step = [(2 * MIB, False), (3 * MIB, False)]
+    run = foretold(recorded(*[small] * 5, weight=4 * MIB))
+    assert (run.reserved_bytes, run.planned_bytes) == (20 * MIB, 20 * MIB)
+
+
+def test_nothing_is_foretold_of_an_allocator_by_other_rules() -> None:
+    plan = solve(recorded(*[LOOP] * 5, lost=20 * MIB))
+    assert plan.provenance.recorded_device.planned_bytes == 0
+    assert plan.pays
+
+
+def test_nothing_is_foretold_of_a_recording_that_is_not_whole() -> None:
+    trace = recorded(*[LOOP] * 5)
+    assert foretold(replace(trace, info=replace(trace.info, complete=False))) == (
+        replace(foretold(trace), planned_bytes=0)
+    )
+
+
+def paying(natively: int, planned: int, *, elastic: bool = False) -> bool:
+    run = DeviceRun(reserved_bytes=natively, planned_bytes=planned)
+    plan = solve(recorded(*[LOOP] * 4))
+    return changed(plan, recorded_device=run, elastic=elastic).pays
+
+
+def test_a_plan_of_fixed_sizes_pays_unless_more_is_reserved() -> None:
+    assert paying(100, 100)
+    assert not paying(100, 101)
+    assert paying(0, 101)  # nothing is known
+
+
+def test_of_varying_sizes_a_little_more_is_no_sign() -> None:
+    assert paying(100, 102, elastic=True)
+    assert not paying(100, 103, elastic=True)
+
+
+@given(
+    st.lists(
+        st.sampled_from([512, 4096, MIB, 3 * MIB, 12 * MIB, 33 * MIB]),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from([4096, 4 * MIB, 64 * MIB]),
+)
+def test_a_loop_of_fixed_sizes_takes_its_weight_and_the_arena(
+    sizes: list[int], weight: int
+) -> None:
+    trace = recorded(*[[(size, False) for size in sizes]] * 5, weight=weight)
+    plan = solve(trace)
+    natively = CachingAllocator()
+    natively.allocate(weight)
+    natively.allocate(plan.arena_bytes)
+    assert plan.provenance.recorded_device.planned_bytes == natively.reserved
