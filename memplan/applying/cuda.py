@@ -152,11 +152,11 @@ class CudaLoader:
             run = each.plan.provenance.recorded_device
             if not each.plan.pays:
                 under = format_bytes(run.planned_bytes)
+                without = format_bytes(run.reserved_bytes)
                 self.fault = (
-                    f"{each.name} is not applied: torch would reserve {under} of GPU "
-                    f"{each.device}, and {format_bytes(run.reserved_bytes)} without it"
+                    f"torch would reserve {under} of GPU {each.device} under it, and "
+                    f"{without} without it"
                 )
-                print(f"memplan: {self.fault}", file=sys.stderr)
                 continue
             place = Place(each.device, each.stream)
             library.load_plan(place, replay_arrays(each.plan), each.plan.arena_bytes)

@@ -65,7 +65,7 @@ def command(
     and counts them in the report.
 
     A plan from a CUDA recording runs inside torch's CUDA allocator. This is
-    experimental and has not run on a GPU yet.
+    experimental: docs/cuda.md says what has run on a GPU.
 
     \b
     Example: memplan apply train.plan.json train.py --epochs 90

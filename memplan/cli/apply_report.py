@@ -50,12 +50,14 @@ def show_report(report: Report) -> None:
     ]
     if report.memory is not None:
         rows += _residency(report.memory, report.arena_bytes)
-    title = f"memplan: {report.steps:,} steps under the plan"
+    # Of several plans, some may have been applied.
+    under = "without the plan" if report.fault and not report.requests else "under the plan"
+    title = f"memplan: {report.steps:,} steps {under}"
     if report.rank is not None:
         title += f", rank {report.rank}"
     show.facts(title, rows, err=True)
     figures = _device_figures if report.device == "cuda" else _host_figures
-    columns = ("", "while recorded", "under the plan")
+    columns = ("", "while recorded", under)
     show.table("", columns, figures(report), err=True)
     if report.recorded.peak_rss_bytes and report.device != "cuda":
         show.note(

@@ -117,7 +117,7 @@ def command(
     results with the model's own, and measures memory and time. Ctrl-C ends the
     search with the best plan so far.
 
-    CUDA is experimental: memplan chunk has not run on a GPU yet.
+    CUDA is experimental: memplan chunk has run on one GPU so far.
 
     \b
     Example: memplan chunk model.py:factory --budget 20% -o chunks.json

@@ -254,7 +254,8 @@ def _unseen() -> contextlib.AbstractContextManager[object]:
 
 def _label_gradients(parameters: Iterable[Any]) -> None:
     with _unseen():
-        gradients = [parameter.grad for parameter in parameters]
+        # PyTorch warns of the others: functional_call puts such in a module's place.
+        gradients = [each.grad for each in parameters if each.is_leaf]
     _label(gradients, Category.GRADIENTS)
 
 

@@ -224,9 +224,13 @@ def test_a_plan_that_would_reserve_more_is_not_applied(
     report = loader.report()
     loader.stop()
     assert (report.planned_requests, report.arena_bytes) == (0, 0)
-    told = "the plan is not applied: torch would reserve 9.0 KiB of GPU 0, and 8.0 KiB"
-    assert report.fault == f"{told} without it"
-    assert f"memplan: {report.fault}\n" in capsys.readouterr().err
+    told = "torch would reserve 9.0 KiB of GPU 0 under it, and 8.0 KiB without it"
+    assert report.fault == told
+    show_report(report)
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "memplan: 5 steps without the plan" in shown
+    assert f"not applied {told}" in shown
+    assert "under the plan" not in shown
 
 
 def test_one_that_would_reserve_as_much_is(ready: World) -> None:

@@ -406,3 +406,16 @@ def test_operators_are_told_from_the_code(
     exec(compile(path.read_text(), str(path), "exec"), space)
     offsets = range(0, len(space["f"].__code__.co_code), 2)
     assert name in {operator_at(space["f"].__code__, offset) for offset in offsets}
+
+
+def test_weights_that_a_call_replaces_are_left_alone(tmp_path: Path) -> None:
+    model = Net()
+
+    def program() -> None:  # a step of MAML; warnings are errors here
+        for _ in range(3):
+            weights = {name: p * 0.5 for name, p in model.named_parameters()}
+            out = torch.func.functional_call(model, weights, (torch.randn(4, 32),))
+            out.sum().backward()
+            model.zero_grad()
+
+    assert recorded(tmp_path, program).info.complete

@@ -171,6 +171,7 @@ class Server {
       : steps_(std::move(table)),
         placement_(&Placement::of(steps_.table())),
         ranges_(bytes, granularity) {
+    if (!this->table().between) return;
     for (const Request& request : this->table().requests) {
       if (request.offset < 0) kept_.push_back(request.size);
     }

@@ -59,7 +59,9 @@ class Steps {
   // Whether the warm-up is over; without marks, whether the loop is being followed.
   bool looped() const { return !warming_up() && policy_ != search_.get(); }
   // Whether none of the step's requests came yet.
-  bool at_start() const { return policy_->next() == table_.steps[step_].first; }
+  bool at_start() const {
+    return step_ < table_.steps.size() && policy_->next() == table_.steps[step_].first;
+  }
   // Per request of the table, the most bytes asked for in its place; of elastic steps
   // that came in full.
   std::vector<std::uint64_t> largest() const {
