@@ -50,8 +50,8 @@ def show_report(report: Report) -> None:
     ]
     if report.memory is not None:
         rows += _residency(report.memory, report.arena_bytes)
-    # Of several plans, some may have been applied.
-    under = "without the plan" if report.fault and not report.requests else "under the plan"
+    none = report.fault and not report.requests  # of several plans, some may serve
+    under = "without the plan" if none else "under the plan"
     title = f"memplan: {report.steps:,} steps {under}"
     if report.rank is not None:
         title += f", rank {report.rank}"
