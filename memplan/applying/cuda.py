@@ -154,7 +154,7 @@ class CudaLoader:
                 under = format_bytes(run.planned_bytes)
                 without = format_bytes(run.reserved_bytes)
                 self.fault = (
-                    f"torch would reserve {under} of GPU {each.device} under it, and "
+                    f"torch would reserve {under} of GPU {each.device}, "
                     f"{without} without it"
                 )
                 continue

@@ -145,7 +145,7 @@ def _cuda_arenas(report: Report) -> list[tuple[str, str]]:
         rows.append(("no arena", f"torch had no memory for it, {_times(refused)}"))
     if total["arenas_given_back"]:
         count = _times(total["arenas_given_back"])
-        rows.append(("arena", f"released {count}, when memory ran out"))
+        rows.append(("arena", f"released {count}: no memory, or empty_cache()"))
     return rows
 
 

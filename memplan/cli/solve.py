@@ -220,7 +220,7 @@ def _tell(found: Solved, json_: bool) -> None:
     if path is None and not json_:
         show.line("  no plan was written; -o FILE writes it")
     elif path != STDOUT and not json_:
-        show.line(f"  next: memplan {_next(found.given, path)}")
+        show.line(f"  next: memplan {_next(found, path)}")
 
 
 @dataclass(frozen=True)
@@ -380,11 +380,12 @@ def _warn(plan: Plan, found: Outlook) -> None:
         )
 
 
-def _next(given: Trace | Problem, plan: Path | None) -> str:
+def _next(found: Solved, path: Path | None) -> str:
     """What a user will want to do with the plan."""
-    if isinstance(given, Problem):
-        return f"plot {shlex.quote(str(plan))} -o packing.png"
-    return shlex.join(["apply", str(plan), *(given.info.argv or ("SCRIPT",))])
+    given = found.given
+    if isinstance(given, Problem) or not found.plan.pays:
+        return f"plot {shlex.quote(str(path))} -o packing.png"
+    return shlex.join(["apply", str(path), *(given.info.argv or ("SCRIPT",))])
 
 
 def _solve(

@@ -408,12 +408,12 @@ def trained(visit: Visit, case: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="+", choices=PARTS)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--seconds", type=float, default=540, help="for all of it")
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--built", action="store_true", help="memplan is there")
     parser.add_argument("--only", nargs="+", help="of the programs")
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="of them")
     parser.add_argument(
         "--arguments", nargs=argparse.REMAINDER, default=[], help="of every program"
     )

@@ -81,7 +81,7 @@ def test_which_gpu_a_plan_is_for(
         ),
         (
             {"requests": 5, "arena_bytes_peak": 512, "arenas_given_back": 3},
-            "released 3 times, when memory ran out",
+            "released 3 times: no memory, or empty_cache()",
         ),
     ],
 )

@@ -224,7 +224,7 @@ def test_a_plan_that_would_reserve_more_is_not_applied(
     report = loader.report()
     loader.stop()
     assert (report.planned_requests, report.arena_bytes) == (0, 0)
-    told = "torch would reserve 9.0 KiB of GPU 0 under it, and 8.0 KiB without it"
+    told = "torch would reserve 9.0 KiB of GPU 0, 8.0 KiB without it"
     assert report.fault == told
     show_report(report)
     shown = " ".join(capsys.readouterr().err.split())

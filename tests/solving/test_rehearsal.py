@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan import write_trace
 from memplan.core.plan import DeviceRun, Program
+from memplan.core.planfile import read_plan
 from memplan.solving.solve import solve
 from memplan.trace.caching_allocator import CachingAllocator
 from memplan.trace.trace import Action, Columns, Mark, Trace, TraceInfo
+from tests.conftest import Run
 from tests.plans import changed
 
 MIB = 1 << 20
@@ -133,3 +138,20 @@ def test_a_loop_of_fixed_sizes_takes_its_weight_and_the_arena(
     natively.allocate(weight)
     natively.allocate(plan.arena_bytes)
     assert plan.provenance.recorded_device.planned_bytes == natively.reserved
+
+
+def test_solve_says_that_a_plan_does_not_pay(memplan: Run, tmp_path: Path) -> None:
+    loop: Step = [(12 * MIB, False), (33 * MIB, False)]
+    trace = recorded(*[loop] * 5, [(5 * MIB, KEPT), *loop], loop, loop)
+    write_trace(trace, tmp_path / "t.parquet")
+    done = memplan("solve", "t.parquet", "-o", "p.json")
+    shown = " ".join((done.stdout + done.stderr).split())
+    assert "reserved 76.0 MiB recorded, 88.0 MiB under the plan" in shown
+    assert "which is more: memplan apply runs the program without" in shown
+    assert "next: memplan plot" in shown
+    done = memplan("solve", "t.parquet", "-o", "p.json", "--force", "--json")
+    sizes = {"recorded_bytes": 76 * MIB, "planned_bytes": 88 * MIB}
+    assert json.loads(done.stdout)["reserved"] == sizes | {"pays": False}
+    again = read_plan(tmp_path / "p.json")
+    assert again.provenance.recorded_device.planned_bytes == 88 * MIB
+    assert not again.pays
