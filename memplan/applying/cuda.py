@@ -31,7 +31,7 @@ from memplan.recording.cuda_library import (
 )
 from memplan.recording.shim import require_torch
 from memplan.recording.usage import Spread, StepClock
-from memplan.solving.rehearsal import step_marks
+from memplan.trace.steps import step_marks
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 
@@ -96,8 +96,8 @@ class CudaLoader:
                 )
         self._replan = replan
         self._replanners: list[Replanner] = []
-        self._besides: list[Beside] = []
-        self._boundaries = Boundaries(self._step, step_marks(plan))
+        self._budgets: list[FallbackBudget] = []
+        self._boundaries = Boundaries(self._step, step_marks(plan.provenance.program))
         self._clock = StepClock()
         self._device_clock: DeviceClock | None = None
         self._watching = threading.Lock()
@@ -162,10 +162,10 @@ class CudaLoader:
             library.load_plan(place, replay_arrays(each.plan), each.plan.arena_bytes)
             replay = CudaReplay(library, place)
             if run.reserved_bytes:
-                self._besides.append(
-                    Beside(torch, replay, each.device, run.reserved_bytes)
+                self._budgets.append(
+                    FallbackBudget(torch, replay, each.device, run.reserved_bytes)
                 )
-            if self._replan and step_marks(each.plan):
+            if self._replan and step_marks(each.plan.provenance.program):
                 self._replanners.append(Replanner(each.plan, replay, replay.adopt))
         self._device_clock = DeviceClock(torch)
         library.ask(ArenaMaking(torch).permits)
@@ -229,8 +229,8 @@ class CudaLoader:
             for replanner in self._replanners:
                 replanner.adopt_ready()
             _library.next_step(mark)
-            for beside in self._besides:
-                beside.step_ended()
+            for budget in self._budgets:
+                budget.step_ended()
             for replanner in self._replanners:
                 replanner.step_ended()
         finally:
@@ -383,7 +383,7 @@ class ArenaMaking:
         return True
 
 
-class Beside:
+class FallbackBudget:
     """How much of what departs from a plan goes to torch: as much as the recorded run
     reserved, and what the program has come to hold since.
 
@@ -401,7 +401,7 @@ class Beside:
 
     def step_ended(self) -> None:
         """Look again, if anything departed."""
-        if not self._replay.wants_room:
+        if not self._replay.fallback_due:
             return
         with contextlib.suppress(RuntimeError):  # of a device that has failed
             stats = self._cuda.memory_stats(self._device)
@@ -412,7 +412,7 @@ class Beside:
             taken = stats.get("active_bytes.all.current", 0)
             taken += stats.get("inactive_split_bytes.all.current", 0)
             grown = max(held - self._held, 0)
-            self._replay.allow_beside(max(self._recorded + grown - taken, 0))
+            self._replay.allow_fallback(max(self._recorded + grown - taken, 0))
 
 
 def share_outside(torch: Any, library: Library) -> None:

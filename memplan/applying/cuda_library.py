@@ -80,8 +80,8 @@ _SIGNATURES: Signatures = {
     "aside": (ctypes.c_bool, _PLACE),
     "planned_bytes": (U64, _PLACE),
     "reserved_bytes": (U64, _PLACE),
-    "wants_room": (ctypes.c_bool, _PLACE),
-    "allow_beside": (None, (*_PLACE, U64)),
+    "fallback_due": (ctypes.c_bool, _PLACE),
+    "allow_fallback": (None, (*_PLACE, U64)),
     "take_steps": (U64, (*_PLACE, ctypes.POINTER(U64), U64)),
     "largest": (U64, (*_PLACE, ctypes.POINTER(U64), U64)),
     "open_log": (None, _PLACE),
@@ -206,15 +206,15 @@ class CudaReplay:
         self._call("stand_aside", aside)
 
     @property
-    def wants_room(self) -> bool:
-        """Whether the loop has begun, or requests departed in it, since `allow_beside`,
-        while there is an arena."""
-        return bool(self._call("wants_room"))
+    def fallback_due(self) -> bool:
+        """Whether, since `allow_fallback`, the loop has begun or requests departed in
+        it, while there is an arena."""
+        return bool(self._call("fallback_due"))
 
-    def allow_beside(self, size: int) -> None:
+    def allow_fallback(self, size: int) -> None:
         """Leave so many bytes of the loop's departures to torch before any goes into
         the arena."""
-        self._call("allow_beside", size)
+        self._call("allow_fallback", size)
 
     def place_departures(self, placed: bool) -> None:
         """They always go to the arena's free space: it is the device's either way."""

@@ -23,7 +23,7 @@ from memplan.errors import EnvironmentUnfitError, UsageError
 from memplan.recording.boundary import Boundaries
 from memplan.recording.shim import install
 from memplan.recording.usage import StepClock
-from memplan.solving.rehearsal import step_marks
+from memplan.trace.steps import step_marks
 from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 
@@ -57,7 +57,7 @@ class Loader:
         """
         check_plan(plan, name, "cpu")
         self.plan = plan
-        self._boundaries = Boundaries(self._step, step_marks(plan))
+        self._boundaries = Boundaries(self._step, step_marks(plan.provenance.program))
         self._replan = replan
         self._replanner: Replanner | None = None
         self._before = Before()
@@ -109,7 +109,7 @@ class Loader:
         if isinstance(self._replay, Lanes) or not self._replan:
             return None
         replay = self._replay
-        if not step_marks(self.plan):
+        if not step_marks(self.plan.provenance.program):
             return None
         return Replanner(
             self.plan,
@@ -156,7 +156,7 @@ class Loader:
 
     def _step_clock(self) -> StepClock:
         """When steps began; without marks the native code has seen it."""
-        if step_marks(self.plan):
+        if step_marks(self.plan.provenance.program):
             return self._clock
         from memplan.native import _alloc
 

@@ -39,10 +39,13 @@ class ReplayArrays:
     unmarked: bool = False
     brief: BoolArray | None = None
 
-    def table(self, arena_bytes: int, online_bytes: int) -> Table:
+    def table(
+        self, arena_bytes: int, online_bytes: int, *, cuda: bool = False
+    ) -> Table:
         """The native table, for an arena of so many bytes.
 
-        online_bytes: requests that depart from the plan are placed below this.
+        online_bytes: requests that depart from the plan are placed below this. cuda:
+        requests are rounded as on CUDA, and lie by lifespan if `brief` is there.
         """
         from memplan.native import _alloc
 
@@ -57,6 +60,8 @@ class ReplayArrays:
             arena_bytes,
             online_bytes,
             self.unmarked,
+            self.brief if cuda else None,
+            cuda,
         )
 
 

@@ -80,6 +80,8 @@ def table(
     arena_bytes: int,
     online_bytes: int,
     unmarked: bool = False,
+    brief: npt.NDArray[np.bool_] | None = None,
+    cuda: bool = False,
 ) -> Table: ...
 
 class Replay:
@@ -145,23 +147,12 @@ class RequestLog:
 def start_lanes(replays: list[Replay]) -> bool: ...
 def outside_lanes() -> dict[str, int]: ...
 
-class Rehearsal:
-    def __init__(
-        self,
-        sizes: npt.NDArray[np.int64],
-        offsets: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-        loop_begin: int,
-        loop_end: int,
-        elastic: npt.NDArray[np.bool_],
-        brief: npt.NDArray[np.bool_],
-        arena_bytes: int,
-        unmarked: bool,
-    ) -> None: ...
+class Server:
+    def __init__(self, table: Table) -> None: ...
     def serve(self, bytes: int) -> int: ...  # noqa: A002 - the binding's name
     def give_back(self, offset: int) -> None: ...
     def next_step(self) -> None: ...
-    def allow_beside(self, bytes: int) -> None: ...  # noqa: A002 - the binding's name
+    def allow_fallback(self, bytes: int) -> None: ...  # noqa: A002 - the binding's name
 
 class Ranges:
     def __init__(self, size: int, granularity: int) -> None: ...

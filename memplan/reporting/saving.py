@@ -62,8 +62,8 @@ def saving(trace: Trace) -> Saving | None:
     if (found := outlook(trace, plan)) is not None and found.peak_now:
         planned, least = found.peak_planned, found.peak_planned_least
         return Saving("resident", found.peak_now, planned, min(planned, least))
-    foretold = plan.provenance.recorded_device.planned_bytes
-    planned = foretold or room_for(trace, 0, "live").needed(plan)
+    predicted = plan.provenance.recorded_device.planned_bytes
+    planned = predicted or room_for(trace, 0, "live").needed(plan)
     if trace.info.device == "cpu":
         return Saving("heaps", default_heaps(trace)[0], planned, planned)
     now = most_reserved(trace.events)

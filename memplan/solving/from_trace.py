@@ -14,10 +14,10 @@ from memplan.core.problem import FREE, Problem
 from memplan.core.verify import warmup_with_first_step
 from memplan.errors import NoPlanError
 from memplan.limits import MAX_LANES
+from memplan.solving.dry_run import predicted_bytes
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import BEST, DEFAULTS, Options
 from memplan.solving.placing import ORDERS, place_around
-from memplan.solving.rehearsal import foretold_bytes
 from memplan.trace.liveness import (
     HOT,
     KindWorkload,
@@ -90,12 +90,12 @@ def solve_trace(
     if warmup is None:
         return plan
     plan = replace(plan, warmup=_place_warmup(plan, warmup))
-    return _foretold(plan, trace) if trace.info.device == "cuda" else plan
+    return _with_prediction(plan, trace) if trace.info.device == "cuda" else plan
 
 
-def _foretold(plan: Plan, trace: Trace) -> Plan:
+def _with_prediction(plan: Plan, trace: Trace) -> Plan:
     """With what torch would reserve of the GPU under it, where that is known."""
-    found = foretold_bytes(trace, plan)
+    found = predicted_bytes(trace, plan)
     run = replace(plan.provenance.recorded_device, planned_bytes=found)
     return plan.coming_from(recorded_device=run)
 

@@ -27,10 +27,12 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.arrays import BoolArray, Int64Array
+from memplan.core.plan import Program
 from memplan.levels import levels
 from memplan.trace.lives import NEVER, Lives
 from memplan.trace.trace import Action, Columns, Mark
 
+_MARKS = {mark.name.lower(): mark for mark in Mark}
 MAX_PERIOD = 8
 RARE = 8  # one step in so many may be another than is due
 LEAST_PASSES = 3
@@ -442,3 +444,9 @@ def _outlive(lives: Lives, last: Int64Array | int) -> BoolArray:
     kept = never & ((made < last - 1) | (made == 0))
     outlive: BoolArray = kept | (~never & (lives.freed_step - made > 1))
     return outlive
+
+
+def step_marks(program: Program) -> tuple[Mark, ...]:
+    """What ends a step of the recorded program; nothing where none was marked."""
+    mark = _MARKS.get(program.marks, Mark.NONE)
+    return () if mark is Mark.NONE else (mark,)

@@ -2,7 +2,7 @@
 
     tests     tests/gpu, the soak, what programs ask of torch.cuda, compute-sanitizer
     programs  scripts/gpu/programs.py, each natively and under the plan of a recording
-    estimate  peaks that `record --device fake:cuda` foretells beside real ones
+    estimate  peaks that `record --device fake:cuda` predicts beside real ones
     times     requests and training steps: alone on the GPU, after all others
 
 The first three run side by side. Nothing is fetched and nothing installed. memplan is
@@ -304,7 +304,7 @@ def summarise(visit: Visit) -> None:
         )
 
 
-# ---- what a simulated GPU foretells
+# ---- what a simulated GPU predicts
 
 
 def estimate(visit: Visit) -> Iterator[Callable[[], None]]:
@@ -314,10 +314,10 @@ def estimate(visit: Visit) -> Iterator[Callable[[], None]]:
         "unet --batch-size 8",
         "seq2seq --batch-size 32",
     ):
-        yield lambda program=program: foretold(visit, program)  # type: ignore[misc]
+        yield lambda program=program: predicted(visit, program)  # type: ignore[misc]
 
 
-def foretold(visit: Visit, program: str) -> None:
+def predicted(visit: Visit, program: str) -> None:
     name, *arguments = program.split()
     at = visit.folder / f"estimate-{name}"
     at.mkdir()
@@ -325,7 +325,7 @@ def foretold(visit: Visit, program: str) -> None:
     real = visit.run(f"{name}: real", [sys.executable, *command], at=at)
     said = SAID.search(real.stdout)
     record = (*MEMPLAN, "record", "-q", "--device", "fake:cuda", "-o", "f.parquet")
-    visit.run(f"{name}: foretold", [*record, *command], 120, at=at)
+    visit.run(f"{name}: predicted", [*record, *command], 120, at=at)
     stats = visit.run(
         f"{name}: stats", [*MEMPLAN, "stats", "f.parquet", "--json"], 60, at=at
     )
@@ -342,7 +342,7 @@ def foretold(visit: Visit, program: str) -> None:
             estimate=program,
             of=what,
             real=real_mib,
-            foretold=told_mib,
+            predicted=told_mib,
             ratio=told_mib / real_mib,
         )
 

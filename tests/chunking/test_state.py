@@ -61,7 +61,7 @@ def test_autocast_is_as_it_was(attention: Any) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         with pytest.warns(UserWarning, match="autocast off, not cpu to torch.bfloat16"):
             assert plain(x).dtype == plain.model(x).dtype
-        # So many rows that the scratch of some processors' kernels is little beside them.
+        # Beside so many rows, the scratch of some processors' kernels is little.
         rows = torch.randn(2, 2048, 16)
         cast = small(model, rows)
         with torch.no_grad():

@@ -336,15 +336,15 @@ def test_departures_lie_beside_the_arena_as_far_as_they_may(world: World) -> Non
     world.plan([(4096, 0)], 8192)
     replay = CudaReplay(world.native, Place())
     a_step_as_planned(world, 4096)
-    assert replay.wants_room  # the loop has begun
-    replay.allow_beside(1024)
-    assert not replay.wants_room
+    assert replay.fallback_due  # the loop has begun
+    replay.allow_fallback(1024)
+    assert not replay.fallback_due
     world.take(4096)
     departed = [world.take(512), world.take(512), world.take(512)]
     assert in_arena(world, *departed) == [False, False, True]
-    assert not replay.wants_room  # not before the step's end
+    assert not replay.fallback_due  # not before the step's end
     world.native.next_step()
-    assert replay.wants_room
+    assert replay.fallback_due
 
 
 def test_a_planned_request_whose_place_is_taken_lies_beside_it_too(
@@ -352,7 +352,7 @@ def test_a_planned_request_whose_place_is_taken_lies_beside_it_too(
 ) -> None:
     world.plan([(4096, 0)], 8192)
     a_step_as_planned(world, 4096)
-    CudaReplay(world.native, Place()).allow_beside(4096)
+    CudaReplay(world.native, Place()).allow_fallback(4096)
     stays = world.take(4096)
     world.native.next_step()
     assert in_arena(world, stays, world.take(4096)) == [True, False]

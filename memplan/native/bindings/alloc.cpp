@@ -1,10 +1,13 @@
 // Python's view of the allocator shim. Plain data in, plain data out.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -29,6 +32,7 @@ namespace {
 
 using Column = memplan::In<std::int64_t>;
 using Flags = memplan::In<bool>;
+constexpr std::uint64_t kCudaUnit = 512;  // bytes, as torch's CUDA allocator rounds to
 
 nb::dict to_dict(const Counts& counts) {
   nb::dict result;
@@ -203,21 +207,25 @@ NB_MODULE(_alloc, m) {
       [](const Column& sizes, const Column& offsets, const Column& starts,
          std::size_t loop_begin, std::size_t loop_end, const Flags& elastic,
          const Flags& sparse, std::uint64_t arena_bytes, std::uint64_t online_bytes,
-         bool unmarked) {
+         bool unmarked, const std::optional<Flags>& brief, bool cuda) {
         return memplan::table_of({.sizes = span_of(sizes),
                                   .offsets = span_of(offsets),
                                   .sparse = span_of(sparse),
+                                  .brief = brief ? span_of(*brief) : std::span<const bool>(),
                                   .starts = span_of(starts),
                                   .elastic = span_of(elastic),
                                   .loop_begin = loop_begin,
                                   .loop_end = loop_end,
                                   .arena_bytes = arena_bytes,
                                   .online_bytes = online_bytes,
-                                  .unmarked = unmarked},
-                                 memplan::kAlignment);
+                                  .unmarked = unmarked,
+                                  .between = cuda},
+                                 cuda ? kCudaUnit : memplan::kAlignment,
+                                 cuda ? kCudaUnit : 1);
       },
       "sizes"_a, "offsets"_a, "starts"_a, "loop_begin"_a, "loop_end"_a, "elastic"_a,
-      "sparse"_a, "arena_bytes"_a, "online_bytes"_a, "unmarked"_a = false);
+      "sparse"_a, "arena_bytes"_a, "online_bytes"_a, "unmarked"_a = false,
+      "brief"_a = nb::none(), "cuda"_a = false);
 
   nb::class_<Replay>(m, "Replay")
       .def("start", [](Replay& self) { return memplan::start_replay(&self); })
@@ -280,34 +288,14 @@ NB_MODULE(_alloc, m) {
         return new Replay(table, reserve, cold);
       },
       "table"_a, "reserve"_a, "cold"_a = 0, nb::rv_policy::reference);
-  // A server of CUDA's requests, without memory behind it.
-  nb::class_<memplan::Server>(m, "Rehearsal")
+  // A server without memory behind it.
+  nb::class_<memplan::Server>(m, "Server")
       .def(
           "__init__",
-          [](memplan::Server* self, const Column& sizes, const Column& offsets,
-             const Column& starts, std::size_t loop_begin, std::size_t loop_end,
-             const Flags& elastic, const Flags& brief, std::uint64_t arena_bytes,
-             bool unmarked) {
-            constexpr std::uint64_t kUnit = 512;  // as torch's own allocator
-            const std::uint64_t bytes = memplan::round_up(arena_bytes, kUnit);
-            new (self) memplan::Server(
-                memplan::table_of({.sizes = span_of(sizes),
-                                   .offsets = span_of(offsets),
-                                   .sparse = {},
-                                   .brief = span_of(brief),
-                                   .starts = span_of(starts),
-                                   .elastic = span_of(elastic),
-                                   .loop_begin = loop_begin,
-                                   .loop_end = loop_end,
-                                   .arena_bytes = bytes,
-                                   .online_bytes = bytes,
-                                   .unmarked = unmarked,
-                                   .between = true},
-                                  kUnit, kUnit),
-                bytes, kUnit);
+          [](memplan::Server* self, const memplan::Table& table) {
+            new (self) memplan::Server(table, table.arena_bytes, kCudaUnit);
           },
-          "sizes"_a, "offsets"_a, "starts"_a, "loop_begin"_a, "loop_end"_a, "elastic"_a,
-          "brief"_a, "arena_bytes"_a, "unmarked"_a)
+          "table"_a)
       .def(
           "serve",
           [](memplan::Server& self, std::uint64_t bytes) {
@@ -319,7 +307,7 @@ NB_MODULE(_alloc, m) {
                            std::uint64_t offset) { self.ranges().give_back(offset); },
            "offset"_a)
       .def("next_step", [](memplan::Server& self) { self.next_step(); })
-      .def("allow_beside", &memplan::Server::allow_beside, "bytes"_a);
+      .def("allow_fallback", &memplan::Server::allow_fallback, "bytes"_a);
   // Without memory behind it: what an allocator would come to.
   nb::class_<memplan::Ranges>(m, "Ranges")
       .def(nb::init<std::uint64_t, std::uint64_t>(), "size"_a, "granularity"_a)

@@ -180,12 +180,12 @@ MEMPLAN_API std::uint64_t memplan_cuda_planned_bytes(int device, unsigned rank) 
   return asked(device, [&](Arenas& arenas) { return arenas.planned_bytes(rank); });
 }
 
-MEMPLAN_API bool memplan_cuda_wants_room(int device, unsigned rank) {
-  return asked(device, [&](Arenas& arenas) { return arenas.wants_room(rank); });
+MEMPLAN_API bool memplan_cuda_fallback_due(int device, unsigned rank) {
+  return asked(device, [&](Arenas& arenas) { return arenas.fallback_due(rank); });
 }
-MEMPLAN_API void memplan_cuda_allow_beside(int device, unsigned rank,
+MEMPLAN_API void memplan_cuda_allow_fallback(int device, unsigned rank,
                                            std::uint64_t bytes) {
-  if (Arenas* arenas = arenas_of(device)) arenas->allow_beside(rank, bytes);
+  if (Arenas* arenas = arenas_of(device)) arenas->allow_fallback(rank, bytes);
 }
 
 MEMPLAN_API std::uint64_t memplan_cuda_reserved_bytes(int device, unsigned rank) {

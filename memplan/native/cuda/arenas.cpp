@@ -86,7 +86,7 @@ void Arenas::end_step(Arena& arena) {
   }
   if (end.hot && arena.ended.size() < kMostSteps) arena.ended.push_back(end);
   if (end.hot && (arena.hot_steps == 1 || end.counts.online + end.counts.fallback > 0)) {
-    arena.roomy = false;
+    arena.fallback_due = true;
   }
   if (end.adopted) arena.aside = false;
 }
@@ -433,18 +433,18 @@ std::uint64_t Arenas::planned_bytes(unsigned rank) {
   return arena == nullptr ? 0 : arena->server.table().arena_bytes;
 }
 
-bool Arenas::wants_room(unsigned rank) {
+bool Arenas::fallback_due(unsigned rank) {
   Lock lock(mutex_);
   const Arena* arena = of_rank(rank);
-  return arena != nullptr && arena->memory == Arena::Memory::kThere && !arena->roomy;
+  return arena != nullptr && arena->memory == Arena::Memory::kThere && arena->fallback_due;
 }
 
-void Arenas::allow_beside(unsigned rank, std::uint64_t bytes) {
+void Arenas::allow_fallback(unsigned rank, std::uint64_t bytes) {
   Lock lock(mutex_);
   Arena* arena = of_rank(rank);
   if (arena == nullptr) return;
-  arena->server.allow_beside(bytes);
-  arena->roomy = true;
+  arena->server.allow_fallback(bytes);
+  arena->fallback_due = false;
 }
 
 bool Arenas::aside(unsigned rank) {

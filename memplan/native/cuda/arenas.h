@@ -156,7 +156,7 @@ class Arenas {
     std::uint64_t beside = 0;
     std::uint64_t beside_most = 0;
     bool outgrown = false;
-    bool roomy = true;  // nothing departed since `allow_beside`
+    bool fallback_due = false;  // see Arenas::fallback_due
 
     // Whether the warm-up is over, and some steps of a loop whose sizes vary: before that
     // torch's own allocator has not settled.
@@ -232,8 +232,8 @@ class Arenas {
   std::uint64_t planned_bytes(unsigned rank);
   // Whether departures since the last call, or the first repeated step, ask for another
   // look at what may lie beside the arena; and how many bytes may.
-  bool wants_room(unsigned rank);
-  void allow_beside(unsigned rank, std::uint64_t bytes);
+  bool fallback_due(unsigned rank);
+  void allow_fallback(unsigned rank, std::uint64_t bytes);
   // That an arena for another plan may have: as many as the one that is there, or any.
   std::uint64_t reserved_bytes(unsigned rank);
   // Of plans without marks, the steps that requests showed.

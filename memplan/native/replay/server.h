@@ -197,8 +197,8 @@ class Server {
     }
     const bool conflict = entry != kNoMatch;
     const bool copy = !conflict && is_copy(bytes);
-    if (looped() && (copy || bytes <= beside_)) {
-      beside_ -= std::min(bytes, beside_);
+    if (looped() && (copy || bytes <= fallback_)) {
+      fallback_ -= std::min(bytes, fallback_);
       copies_ += copy;
       return {depart(bytes, -1), kNoMatch};
     }
@@ -263,7 +263,7 @@ class Server {
   bool places_departures() const { return departures_placed_; }
   // So many bytes of them, of the loop's, go to the default allocator before any goes into
   // the arena: one that stays there would be in the way of every step to come.
-  void allow_beside(std::uint64_t bytes) { beside_ = bytes; }
+  void allow_fallback(std::uint64_t bytes) { fallback_ = bytes; }
   // Whether a step of the warm-up has made far more requests than the whole plan, so that
   // there is no point in waiting for its end.
   bool overdue() const {
@@ -349,7 +349,7 @@ class Server {
   Ranges ranges_;
   std::optional<Table> next_table_;
   bool departures_placed_ = true;
-  std::uint64_t beside_ = 0;
+  std::uint64_t fallback_ = 0;  // bytes, see allow_fallback
   bool as_planned_ = false;  // the last step was, but for copies of weights
   std::uint64_t copies_ = 0;  // in this step
   std::vector<std::uint64_t> kept_;  // sizes of what stays outside the arena; ascending

@@ -1,4 +1,4 @@
-"""A recorded program under its plan, without a GPU: what torch would reserve.
+"""A dry run of a recorded program under its plan: what torch would reserve of a GPU.
 
 The loader's own server says which requests the arena serves; a model of torch's
 allocator serves the others.
@@ -9,30 +9,23 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from memplan.core.plan import UNMARKED, Plan
+from memplan.core.plan import Plan
 from memplan.core.tables import replay_arrays
 from memplan.trace.caching_allocator import CachingAllocator
+from memplan.trace.importers.snapshot_history import rounded
 from memplan.trace.reserved import most_reserved
+from memplan.trace.steps import step_marks
 from memplan.trace.streams import one_stream
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
 if TYPE_CHECKING:
-    from memplan.native._alloc import Rehearsal
+    from memplan.native._alloc import Server
 
 MOST_EVENTS = 1_000_000
-NEARLY = 100  # the rules hold if they foretell the recording to one part in so many
-_MARKS = {mark.name.lower(): mark for mark in Mark}
+NEARLY = 100  # the rules hold if they predict the recording to one part in so many
 
 
-def step_marks(plan: Plan) -> tuple[Mark, ...]:
-    """What ends a step of the plan's program; nothing where none was marked."""
-    mark = _MARKS.get(plan.provenance.program.marks, Mark.NONE)
-    return () if mark is Mark.NONE else (mark,)
-
-
-def foretold_bytes(trace: Trace, plan: Plan) -> int:
+def predicted_bytes(trace: Trace, plan: Plan) -> int:
     """The most bytes that torch would have reserved in the recorded run under `plan`.
 
     The arena comes with the first request that it serves, when segments without a
@@ -66,12 +59,16 @@ class _Run:
         self._events, self._stream, self._recorded = events, stream, recorded
         self._allocators: defaultdict[int, CachingAllocator]
         self._allocators = defaultdict(CachingAllocator)
-        self._server: Rehearsal | None = None
+        self._server: Server | None = None
         self._arena, self._marks = 0, tuple[Mark, ...]()
         self._made = False
         if plan is not None:
-            self._server = _server_of(plan)
-            self._arena, self._marks = plan.arena_bytes, step_marks(plan)
+            from memplan.native import _alloc
+
+            self._arena = rounded(plan.arena_bytes)
+            table = replay_arrays(plan).table(self._arena, self._arena, cuda=True)
+            self._server = _alloc.Server(table)
+            self._marks = step_marks(plan.provenance.program)
 
     def most_reserved(self) -> int:
         """Bytes of segments."""
@@ -99,7 +96,7 @@ class _Run:
             elif action == Action.STEP and server is not None and mark in self._marks:
                 server.next_step()
                 if self._made:
-                    server.allow_beside(max(self._recorded - self._reserved(), 0))
+                    server.allow_fallback(max(self._recorded - self._reserved(), 0))
         return most
 
     def _served(self, size: int, stream: int) -> int | tuple[CachingAllocator, int]:
@@ -118,21 +115,3 @@ class _Run:
 
     def _reserved(self) -> int:
         return sum(each.reserved for each in self._allocators.values())
-
-
-def _server_of(plan: Plan) -> Rehearsal:
-    from memplan.native import _alloc
-
-    arrays = replay_arrays(plan)
-    none = np.empty(0, dtype=np.bool_)
-    return _alloc.Rehearsal(
-        arrays.sizes,
-        arrays.offsets,
-        arrays.starts,
-        arrays.loop_begin,
-        arrays.loop_end,
-        np.array(arrays.elastic, dtype=np.bool_),
-        none if arrays.brief is None else arrays.brief,
-        plan.arena_bytes,
-        plan.provenance.program.marks == UNMARKED,
-    )

@@ -61,7 +61,7 @@ def recorded(*steps: Step, weight: int = 30 * MIB, lost: int = 0) -> Trace:
     return Trace(events, info=info)
 
 
-def foretold(trace: Trace) -> DeviceRun:
+def predicted(trace: Trace) -> DeviceRun:
     return solve(trace).provenance.recorded_device
 
 
@@ -69,38 +69,38 @@ LOOP: Step = [(33 * MIB, False), (48 * MIB, False)]
 
 
 def test_blocks_in_the_arena_take_no_segment() -> None:
-    run = foretold(recorded(*[LOOP] * 5))
+    run = predicted(recorded(*[LOOP] * 5))
     assert run.reserved_bytes == (30 + 34 + 48) * MIB
     assert run.planned_bytes == (30 + 48) * MIB
 
 
 def test_what_the_arena_does_not_serve_takes_whole_segments() -> None:
     weight = recorded(*[LOOP] * 5, weight=4 * MIB)
-    assert foretold(weight).planned_bytes == (20 + 48) * MIB
+    assert predicted(weight).planned_bytes == (20 + 48) * MIB
 
 
 def test_what_comes_after_the_planned_steps_counts() -> None:
     late = [*LOOP, (100 * MIB, KEPT)]
-    run = foretold(recorded(*[LOOP] * 5, late, late))
+    run = predicted(recorded(*[LOOP] * 5, late, late))
     assert run.planned_bytes >= (30 + 48 + 200) * MIB
 
 
 def test_a_small_arena_lies_in_a_segment_that_is_there() -> None:
     small: Step = [(2 * MIB, False), (3 * MIB, False)]
-    run = foretold(recorded(*[small] * 5, weight=4 * MIB))
+    run = predicted(recorded(*[small] * 5, weight=4 * MIB))
     assert (run.reserved_bytes, run.planned_bytes) == (20 * MIB, 20 * MIB)
 
 
-def test_nothing_is_foretold_of_an_allocator_by_other_rules() -> None:
+def test_nothing_is_predicted_of_an_allocator_by_other_rules() -> None:
     plan = solve(recorded(*[LOOP] * 5, lost=20 * MIB))
     assert plan.provenance.recorded_device.planned_bytes == 0
     assert plan.pays
 
 
-def test_nothing_is_foretold_of_a_recording_that_is_not_whole() -> None:
+def test_nothing_is_predicted_of_a_recording_that_is_not_whole() -> None:
     trace = recorded(*[LOOP] * 5)
-    assert foretold(replace(trace, info=replace(trace.info, complete=False))) == (
-        replace(foretold(trace), planned_bytes=0)
+    assert predicted(replace(trace, info=replace(trace.info, complete=False))) == (
+        replace(predicted(trace), planned_bytes=0)
     )
 
 
