@@ -44,8 +44,8 @@ ORDERS = {
     "--max-slowdown",
     type=arguments.Number(above=True),
     metavar="RATIO",
-    help="Largest accepted ratio of compiled to original time.  [default: 1.02, or "
-    "1.1 with --budget]",
+    help="Largest accepted ratio of compiled to original time.  [default: 1.02, "
+    "1.1 with --budget, none with --front]",
 )
 @click.option(
     "--pack/--no-pack",

@@ -235,11 +235,8 @@ class Answer:
             title = f"{runs.label(self.value)} fits"
         recordings = f"{count} recording{'s' * (count > 1)}, no memory used"
         show.facts(f"{title} ({recordings})", self._rows())
-        show.line(
-            "  Workspaces that kernels allocate are not counted"
-            + (" except those of convolutions" if runs.device == "cpu" else "")
-            + f"; the {_PERCENT} allow for them."
-        )
+        counted = "only those of convolutions are" if runs.device == "cpu" else "they are not"
+        show.line(f"  The {_PERCENT} are for kernels' workspaces: {counted} counted.")
         for note in runs.notes:
             show.note(note)
 

@@ -81,13 +81,13 @@ def _options(
     type=click.Choice((*PRIORITIES, BEST)),
     metavar="ORDER",
     help=f"Which buffer --method bestfit places first: {', '.join(PRIORITIES)}; "
-    f"{BEST} tries all  [default: {PRIORITIES[0]}, the paper's]",
+    f"{BEST} tries all  [default: {PRIORITIES[0]}]",
 )
 @click.option(
     "--time-limit",
     type=arguments.Number(),
     metavar="S",
-    help="Time limit in seconds  [default: a fixed amount of work]",
+    help="Time limit in seconds  [default: none, but a fixed amount of work]",
 )
 @click.option(
     "--capacity",

@@ -380,6 +380,18 @@ def test_what_comes_between_steps_takes_no_later_request_s_place(world: World) -
     assert between not in (first, second)
 
 
+def test_another_kind_of_step_is_recognised_after_what_comes_between(
+    world: World,
+) -> None:
+    kinds = [(1 << 16, 0), (4096, 1 << 16), (1 << 17, 0), (512, 1 << 17)]
+    world.plan(kinds, 1 << 18, starts=(0, 2), kinds=1)
+    a_step_as_planned(world, 1 << 16, 4096)
+    world.release(world.take(2048))
+    planned = world.stats()["planned"]
+    a_step_as_planned(world, 1 << 17, 512)
+    assert world.stats()["planned"] == planned + 2
+
+
 def test_what_comes_after_a_step_that_departed_is_no_copy(world: World) -> None:
     world.plan(*WEIGHT_AND_STEPS, starts=(0, 1), loop_start=1)
     a_step_as_planned(world, 2048)

@@ -170,7 +170,8 @@ class ExactOrder : public InOrder {
   }
   std::size_t search(std::uint64_t bytes) override {
     if (between_ && next() == first_ && !begins_with(bytes)) {
-      seen_ = 0;
+      seen_ = 0;  // it is not of the step
+      progress_.history.clear();
       return kNoMatch;
     }
     return take_nearby(bytes);
