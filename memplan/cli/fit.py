@@ -235,7 +235,8 @@ class Answer:
             title = f"{runs.label(self.value)} fits"
         recordings = f"{count} recording{'s' * (count > 1)}, no memory used"
         show.facts(f"{title} ({recordings})", self._rows())
-        counted = "only those of convolutions are" if runs.device == "cpu" else "they are not"
+        cpu = runs.device == "cpu"
+        counted = "only those of convolutions are" if cpu else "they are not"
         show.line(f"  The {_PERCENT} are for kernels' workspaces: {counted} counted.")
         for note in runs.notes:
             show.note(note)

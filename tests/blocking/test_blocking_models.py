@@ -49,6 +49,17 @@ def test_convolutions_products_and_pooling(written: Written) -> None:
     assert found.left_out == () and found.notes == ()
 
 
+def test_a_vector_is_a_matrix_of_one_row(written: Written) -> None:
+    spec = written(
+        "class Row(nn.Module):\n"
+        "    def forward(self, x, w):\n"
+        "        return torch.matmul(x, w)\n"
+        "return Row(), (torch.randn(6), torch.randn(6, 4))"
+    )
+    (found,) = layers_of_model(spec).layers
+    assert found.layer.macs == 24
+
+
 def test_what_is_in_no_layer_is_named_with_its_share(written: Written) -> None:
     found = layers_of_model(
         written(

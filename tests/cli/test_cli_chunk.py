@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import memplan  # noqa: E402
 from memplan.chunking.search import Search  # noqa: E402
 from memplan.chunking.timing import Machine  # noqa: E402
+from memplan.cli.chunk_report import MOST_OF_LINE, place  # noqa: E402
 from tests.cli.conftest import Command, OnModel, Said  # noqa: E402
 
 MODEL = """\
@@ -217,3 +218,8 @@ def test_debug_shows_where(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InputError) as raised:
         cli.main()
     assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_places_are_cut_from_the_left_if_they_must_be() -> None:
+    fits = "x" * MOST_OF_LINE
+    assert (place(fits), place("ab" + fits)) == (fits, "…" + fits[1:])

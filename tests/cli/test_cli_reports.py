@@ -196,6 +196,9 @@ def test_diff_tells_what_changed(memplan: Run, traces: Path) -> None:
     assert "at the peak, by function, module and operator" in done.stdout
     same = memplan("diff", "steady.parquet", "steady.parquet")
     assert "no change" in same.stdout
+    package.write_trace(asking(12, activation=1 << 20), traces / "large.parquet")
+    few = memplan("diff", "steady.parquet", "large.parquet", "-n", "1").stdout
+    assert "1 others" in few
 
 
 def test_diff_says_that_the_devices_differ(memplan: Run, traces: Path) -> None:

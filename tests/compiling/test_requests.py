@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,25 @@ def test_only_results_are_asked_for() -> None:
     module(x)
     with module.runner.pool.tape() as tape:
         assert tape.missed == 0
+
+
+def test_calls_beyond_the_limit_wait_for_a_tape() -> None:
+    module = compiled(*pictures(), options=PLAIN)
+    pool = replace(module.runner.pool, limit=1)
+    held: list[bool] = []
+
+    def another() -> None:
+        with pool.tape():
+            held.append(ended.is_set())
+
+    ended = threading.Event()
+    waits = threading.Thread(target=another)
+    with pool.tape():
+        waits.start()
+        waits.join(0.2)  # long enough to take a tape, were there one
+        ended.set()
+    waits.join()
+    assert held == [True]
 
 
 def test_packed_convolutions_take_less() -> None:

@@ -79,7 +79,7 @@ def test_without_a_measurement_it_is_of_simulated_heaps() -> None:
     found = saving(training())
     assert found is not None
     assert (found.of, found.planned) == ("heaps", 12 * MIB)
-    assert found.now >= 12 * MIB
+    assert found.now > 12 * MIB  # a heap's own headers
 
 
 def test_it_is_not_known_where_nothing_repeats_or_it_takes_long(

@@ -113,8 +113,9 @@ def test_a_failed_request_is_in_the_snapshot() -> None:
     assert "device_free" in history[-1] and "addr" not in history[-1]
 
 
-def test_announced_frees_are_not_announced_twice() -> None:
-    rows = [(0, 64, 64, 0, -1), (3, 64, 64, 0, -1), (1, 64, 64, 0, -1)]
+@pytest.mark.parametrize("announced", [True, False])
+def test_each_free_is_announced_once(announced: bool) -> None:
+    rows = [(action, 64, 64, 0, -1) for action in ((0, 3, 1) if announced else (0, 1))]
     (history,) = to_snapshot(traced(rows, stacks()))["device_traces"]
     names = [entry["action"] for entry in history]
     assert names == ["alloc", "free_requested", "free_completed"]
