@@ -1,0 +1,62 @@
+"""What a result is compared with: the model's, on the inputs and on noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from memplan.graph.call import Inputs  # noqa: E402
+from memplan.graph.check import relative_error, results_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, writes to its input, and needs small indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.table = nn.Embedding(4, 3)
+
+    def forward(self, x: Any, indices: Any) -> Any:
+        self.calls += 1
+        x += 1
+        return self.table(indices) + x
+
+
+def test_what_fits_these_inputs_alone_is_told_by_noise() -> None:
+    inputs = Inputs((torch.zeros(5),), {})
+    model = nn.Softplus()
+    right = results_of(inputs, model, model)
+    known = model(torch.zeros(5))
+    wrong = results_of(inputs, model, lambda x: known)
+    assert len(right) == len(wrong) == 2
+    assert relative_error(right[0], wrong[0]) == 0
+    assert relative_error(right[1], wrong[1]) > 0.1
+
+
+def test_inputs_and_buffers_are_as_they_were() -> None:
+    model, x, indices = Counting(), torch.zeros(2, 3), torch.tensor([0, 3])
+    first, second = results_of(Inputs((x, indices), {}), model, model)
+    assert not x.any() and not model.calls
+    assert relative_error(first, second) > 0
+    again = results_of(Inputs((x, indices), {}), model, model)
+    assert relative_error([first, second], again) == 0
+
+
+def test_noise_may_be_rejected_by_a_model_but_not_by_what_replaces_it() -> None:
+    def run(x: Any) -> Any:
+        if x.any():
+            raise ValueError("zeros only")
+        return x
+
+    inputs = Inputs((torch.zeros(5),), {})
+    assert len(results_of(inputs, nn.Identity(), run)) == 1
+    with pytest.raises(ValueError, match="zeros only"):
+        results_of(inputs, nn.Identity(), run, required=2)
