@@ -60,7 +60,7 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
-# Those that are not `called` have rules of their own in rules.py.
+# Those that are not `called` have rules of their own, in rules.py or recognise.py.
 OPERATORS: dict[str, Operator] = {
     "affine": Operator(
         "{x} * {p} + {q}",
@@ -125,6 +125,7 @@ OPERATORS: dict[str, Operator] = {
         "{x} / (1.0f + magnitude({x}))",
         "splat(1.0f)",
         functional.softsign,
+        called=False,
     ),
     "hardswish": Operator(
         "{x} * clamp({x} + 3.0f, 0.0f, 6.0f) / 6.0f",
