@@ -16,7 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.applying.cuda_library import COUNTERS, CudaReplay, Library, Place
+from memplan.applying.cuda_library import (
+    COUNTERS,
+    UNLIMITED,
+    CudaReplay,
+    Library,
+    Place,
+)
 from memplan.applying.replan import Replanner
 from memplan.applying.report import DeviceMemory, Report, make_report
 from memplan.applying.suitability import check_plan
@@ -36,13 +42,9 @@ from memplan.trace.trace import Mark
 from memplan.units import format_bytes
 
 MOST_STEPS = 4096  # whose times are kept; those after them are not
-SPARE_PART = 64  # one part in so many of the arena may lie idle beside it
-SPLIT_PART = 16  # and so many within segments of which a part is in use
-LEAST = 32 << 20  # bytes, as little as torch's segments come to
 MAX_DEVICES = 64
 
 _library: Library | None = None  # once it was loaded
-_making = threading.local()  # `arena`: this thread is making one
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +98,6 @@ class CudaLoader:
                 )
         self._replan = replan
         self._replanners: list[Replanner] = []
-        self._budgets: list[FallbackBudget] = []
         self._boundaries = Boundaries(self._step, step_marks(plan.provenance.program))
         self._clock = StepClock()
         self._device_clock: DeviceClock | None = None
@@ -146,7 +147,6 @@ class CudaLoader:
                 )
         take_slots(library, torch)
         share_outside(torch, library)
-        empty_arenas(torch, library)
         library.retire()
         for each in self._plans:
             run = each.plan.provenance.recorded_device
@@ -159,16 +159,16 @@ class CudaLoader:
                 )
                 continue
             place = Place(each.device, each.stream)
-            library.load_plan(place, replay_arrays(each.plan), each.plan.arena_bytes)
+            library.load_plan(
+                place,
+                replay_arrays(each.plan),
+                each.plan.arena_bytes,
+                reserved=may_reserve(each.plan),
+            )
             replay = CudaReplay(library, place)
-            if run.reserved_bytes:
-                self._budgets.append(
-                    FallbackBudget(torch, replay, each.device, run.reserved_bytes)
-                )
             if self._replan and step_marks(each.plan.provenance.program):
                 self._replanners.append(Replanner(each.plan, replay, replay.adopt))
         self._device_clock = DeviceClock(torch)
-        library.ask(ArenaMaking(torch).permits)
         library.serve(True)
 
     def stop(self) -> None:
@@ -180,7 +180,6 @@ class CudaLoader:
         self._boundaries.stop()
         if _library is not None:
             _library.serve(False)
-            _library.ask(None)
             self._stats = _stats_of(_library)
             _library.retire()
         for replanner in self._replanners:
@@ -229,12 +228,20 @@ class CudaLoader:
             for replanner in self._replanners:
                 replanner.adopt_ready()
             _library.next_step(mark)
-            for budget in self._budgets:
-                budget.step_ended()
             for replanner in self._replanners:
                 replanner.step_ended()
         finally:
             self._watching.release()
+
+
+def may_reserve(plan: Plan) -> int:
+    """Bytes that torch may reserve under `plan` before it would without it.
+
+    The program is to come to the recorded bytes in any case; but not where sizes vary.
+    """
+    if plan.elastic:
+        return 0
+    return plan.provenance.recorded_device.reserved_bytes or UNLIMITED
 
 
 def stats() -> dict[int, dict[str, int]]:
@@ -338,83 +345,6 @@ class DeviceClock:
         return times
 
 
-class ArenaMaking:
-    """Says, when a program has begun to follow a plan, whether its arena is made.
-
-    What torch's allocator keeps free at that time, it would keep beside the arena, and
-    natively the program would use it. So it is given back first; but not for a program
-    that runs in a loop and asks the driver for nothing more: that would cost it calls
-    and synchronisations that it does not have without a plan.
-    """
-
-    def __init__(self, torch: Any) -> None:
-        self._cuda = torch.cuda
-        self._calls: dict[tuple[int, int], int] = {}  # of cudaMalloc, when last asked
-
-    def permits(self, device: int, rank: int, size: int, hot: bool) -> bool:
-        """Whether an arena of `size` bytes is made for a stream now.
-
-        hot: the program has run its warm-up. Any thread may ask; False where torch does
-        not tell what it keeps.
-        """
-        with contextlib.suppress(Exception):  # in the midst of somebody's program
-            return self._permits(device, rank, size, hot)
-        return False
-
-    def _permits(self, device: int, rank: int, size: int, hot: bool) -> bool:
-        stats = self._cuda.memory_stats(device)
-        split = stats.get("inactive_split_bytes.all.current", 0)
-        used = stats.get("active_bytes.all.current", 0)
-        idle = stats.get("reserved_bytes.all.current", 0) - used - split
-        calls = stats.get("num_device_alloc", 0)
-        before = self._calls.get((device, rank))
-        self._calls[device, rank] = calls
-        if split > size // SPLIT_PART + LEAST:
-            return False
-        if idle <= size // SPARE_PART:
-            return True
-        if hot and (before is None or calls == before or size > idle):
-            return False
-        _making.arena = True
-        try:
-            self._cuda.empty_cache()
-        finally:
-            _making.arena = False
-        return True
-
-
-class FallbackBudget:
-    """How much of what departs from a plan goes to torch: as much as the recorded run
-    reserved, and what the program has come to hold since.
-
-    In the arena, a block that stays would be in the way of every step to come; outside,
-    one that soon goes would take memory that the arena has free.
-    """
-
-    def __init__(
-        self, torch: Any, replay: CudaReplay, device: int, recorded: int
-    ) -> None:
-        """recorded: bytes that the recorded run reserved at most."""
-        self._cuda, self._replay, self._device = torch.cuda, replay, device
-        self._recorded = recorded
-        self._held: int | None = None  # bytes allocated after the first repeated step
-
-    def step_ended(self) -> None:
-        """Look again, if anything departed."""
-        if not self._replay.fallback_due:
-            return
-        with contextlib.suppress(RuntimeError):  # of a device that has failed
-            stats = self._cuda.memory_stats(self._device)
-            held = stats.get("allocated_bytes.all.current", 0)
-            if self._held is None:
-                self._held = held
-            # What no whole segment is free for: blocks, and what is split beside them.
-            taken = stats.get("active_bytes.all.current", 0)
-            taken += stats.get("inactive_split_bytes.all.current", 0)
-            grown = max(held - self._held, 0)
-            self._replay.allow_fallback(max(self._recorded + grown - taken, 0))
-
-
 def share_outside(torch: Any, library: Library) -> None:
     """Have storages leave the arenas before they are shared; once is enough."""
     storage = torch.UntypedStorage
@@ -430,24 +360,6 @@ def share_outside(torch: Any, library: Library) -> None:
 
     share_cuda.leaves_the_arena = True  # type: ignore[attr-defined]
     storage._share_cuda_ = share_cuda
-
-
-def empty_arenas(torch: Any, library: Library) -> None:
-    """Have arenas without a block go, too, where a program has torch give back what it
-    does not use; once is enough."""
-    for name in ("_cuda_emptyCache", "_accelerator_emptyCache"):
-        native = getattr(torch._C, name, None)
-        if native is None or getattr(native, "empties_arenas", False):
-            continue
-
-        def empty(*arguments: Any, native: Any = native) -> Any:
-            """As torch has it, with our arenas."""
-            if not getattr(_making, "arena", False):
-                library.give_back()
-            return native(*arguments)
-
-        empty.empties_arenas = True  # type: ignore[attr-defined]
-        setattr(torch._C, name, empty)
 
 
 def _move_outside(storage: Any, library: Library) -> None:

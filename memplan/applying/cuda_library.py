@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ COUNTERS = (
     *("requests", "planned", "unplanned", "conflicts", "online", "fallback"),
     *("online_bytes", "fallback_bytes"),
 )
+UNLIMITED = 2**64 - 1
 _MOST_STEPS = 4096  # as the native code keeps
 _EVENT_BYTES = 40
 
@@ -39,12 +39,15 @@ class _PlanArrays(ctypes.Structure):
         ("arena_bytes", U64),
         ("unmarked", ctypes.c_bool),
         ("brief", ctypes.POINTER(ctypes.c_bool)),
+        ("reserved", U64),
     )
 
 
-def plan_arrays(plan: ReplayArrays, arena: int) -> ctypes.Structure:
+def plan_arrays(
+    plan: ReplayArrays, arena: int, reserved: int = UNLIMITED
+) -> ctypes.Structure:
     """The plan as the native code takes it: pointers to its arrays, which must live on
-    until it was taken."""
+    until it was taken. reserved: see Library.load_plan."""
     sizes, offsets, starts = (
         array.ctypes.data_as(_I64S) for array in (plan.sizes, plan.offsets, plan.starts)
     )
@@ -53,24 +56,17 @@ def plan_arrays(plan: ReplayArrays, arena: int) -> ctypes.Structure:
         *((ctypes.c_bool * len(plan.elastic))(*plan.elastic), len(plan.starts)),
         *(plan.loop_begin, plan.loop_end, arena, plan.unmarked),
         None if plan.brief is None else (ctypes.c_bool * len(plan.brief))(*plan.brief),
+        reserved,
     )
 
 
-# Device, stream's rank, bytes, whether the warm-up is over -> whether it may be.
-_Permission = ctypes.CFUNCTYPE(
-    ctypes.c_bool, ctypes.c_int, ctypes.c_uint, U64, ctypes.c_bool
-)
-Permission = Callable[[int, int, int, bool], bool]
 _PLACE = (ctypes.c_int, ctypes.c_uint)
 _SIGNATURES: Signatures = {
     "load_plan": (MESSAGE, (*_PLACE, ctypes.c_bool, ctypes.POINTER(_PlanArrays))),
-    "ask": (None, (ctypes.c_void_p,)),
     # Serve requests from the arenas from now on, or leave all of them to torch.
     "serve": (None, (ctypes.c_bool,)),
     # Forget all plans; arenas go back to torch as they get empty.
     "retire": (None, ()),
-    # Arenas without a block go back to torch, until the next step.
-    "give_back": (None, ()),
     "next_step": (None, (ctypes.c_uint8,)),
     # Leave all to torch until as many calls of `resume`, which is False if there was
     # nothing to resume from.
@@ -80,8 +76,6 @@ _SIGNATURES: Signatures = {
     "aside": (ctypes.c_bool, _PLACE),
     "planned_bytes": (U64, _PLACE),
     "reserved_bytes": (U64, _PLACE),
-    "fallback_due": (ctypes.c_bool, _PLACE),
-    "allow_fallback": (None, (*_PLACE, U64)),
     "take_steps": (U64, (*_PLACE, ctypes.POINTER(U64), U64)),
     "largest": (U64, (*_PLACE, ctypes.POINTER(U64), U64)),
     "open_log": (None, _PLACE),
@@ -114,33 +108,30 @@ class Library(SlotLibrary):
         super().__init__(path)
         self._names = self.stat_names().split(",")
         self.logged: Place | None = None  # whose events are kept
-        self._asked: list[object] = []  # functions that native code may call
 
     def load_plan(
-        self, place: Place, plan: ReplayArrays, arena: int, *, later: bool = False
+        self,
+        place: Place,
+        plan: ReplayArrays,
+        arena: int,
+        *,
+        reserved: int = UNLIMITED,
+        later: bool = False,
     ) -> None:
         """Serve one stream from a plan, in an arena of so many bytes; an offset of -1
         leaves a request to torch.
 
-        later: from the next step on, instead of the plan that is there.
+        reserved: bytes that torch may reserve of the device at any time; beyond them,
+        as many as it would by then have reserved without plans. UNLIMITED where that
+        is not known. later: from the next step on, instead of the plan that is there.
         Raises EnvironmentUnfitError for a device that cannot be.
         """
-        arrays = plan_arrays(plan, arena)
+        arrays = plan_arrays(plan, arena, reserved)
         fault = self.function("load_plan")(
             place.device, place.rank, later, ctypes.byref(arrays)
         )
         if fault:
             raise EnvironmentUnfitError(f"the plan cannot be applied: {fault}")
-
-    def ask(self, permission: Permission | None) -> None:
-        """Make an arena only where `permission` says so; None: always.
-
-        It gets the device, the stream's rank, the arena's bytes, and whether the
-        warm-up is over. Any thread may call it, and it must not raise."""
-        asked = None if permission is None else _Permission(permission)
-        self.function("ask")(ctypes.cast(asked, ctypes.c_void_p) if asked else None)
-        if asked is not None:
-            self._asked.append(asked)  # another thread may be calling the last one
 
     def next_step(self, mark: int = 0) -> None:
         """The program begins its next step, on all devices."""
@@ -204,17 +195,6 @@ class CudaReplay:
         Requests are torch's then; but while older blocks keep the arena, they go to its
         free space first. It is given back once it is empty."""
         self._call("stand_aside", aside)
-
-    @property
-    def fallback_due(self) -> bool:
-        """Whether, since `allow_fallback`, the loop has begun or requests departed in
-        it, while there is an arena."""
-        return bool(self._call("fallback_due"))
-
-    def allow_fallback(self, size: int) -> None:
-        """Leave so many bytes of the loop's departures to torch before any goes into
-        the arena."""
-        self._call("allow_fallback", size)
 
     def place_departures(self, placed: bool) -> None:
         """They always go to the arena's free space: it is the device's either way."""

@@ -108,8 +108,10 @@ def _device_figures(report: Report) -> list[tuple[str, str, str]]:
         sizes = memory.reserved_peak, memory.allocated_peak
         reserved, allocated = map(format_bytes, sizes)
         calls = f"{memory.mallocs:,}, {memory.frees:,}"
+        natively = report.devices.get(device, {}).get("native_bytes_peak", 0)
         rows += [
             (f"{name}peak reserved by torch", before[0], reserved),
+            (f"{name}  without a plan, by a model", "-", format_bytes(natively)),
             (f"{name}peak allocated", before[1], allocated),
             (f"{name}used on the device now", "-", format_bytes(memory.driver_used)),
             (f"{name}cudaMalloc, cudaFree", before[2], calls),
@@ -135,17 +137,18 @@ def _cuda_arenas(report: Report) -> list[tuple[str, str]]:
     deferred, refused = total["arenas_deferred"], total["arenas_refused"]
     rows = []
     if none and deferred:
-        rows.append(("no arena", "torch's allocator kept as much memory free"))
+        rows.append(("no arena", "torch would have reserved more with it"))
     elif none and not refused:
         rows.append(("no arena", "the program never made the planned requests"))
     elif deferred:
-        why = "torch kept as much memory free"
+        why = "torch would have reserved more with it then"
         rows.append(("arena", f"deferred {_times(deferred)}: {why}"))
     if refused:
         rows.append(("no arena", f"torch had no memory for it, {_times(refused)}"))
     if total["arenas_given_back"]:
         count = _times(total["arenas_given_back"])
-        rows.append(("arena", f"released {count}: no memory, or empty_cache()"))
+        why = "no memory, empty_cache(), or torch needed it"
+        rows.append(("arena", f"released {count}: {why}"))
     return rows
 
 

@@ -30,6 +30,7 @@ class Role(IntEnum):
     RECORD_STREAM = 0
     BEGIN_POOL = 1
     END_POOL = 2
+    EMPTY_CACHE = 3
 
 
 class _Path:
@@ -204,6 +205,7 @@ def _find(library: SlotLibrary, torch: Any) -> str:
             Role.RECORD_STREAM: partial(block.record_stream, stream),
             Role.BEGIN_POOL: partial(begin, device, pool),
             Role.END_POOL: partial(end, device, pool),
+            Role.EMPTY_CACHE: torch._C._cuda_emptyCache,
         }
         for role, call in calls.items():
             if _passes(library, slot, call):

@@ -39,7 +39,7 @@ class Training:
         self.out = torch.empty(0, device=CUDA)
 
     def step(self) -> None:
-        x = torch.randn(64, 512).cuda()
+        x = torch.randn(2048, 512).cuda()
         self.out = self.model(x)  # lives on to the next step
         loss = self.out.square().mean()
         self.optimizer.zero_grad()

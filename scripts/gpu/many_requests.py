@@ -13,7 +13,10 @@ from collections import deque
 
 import torch
 
+import memplan
+
 ALIVE = 8
+STEP = 370  # requests; ten of each size
 
 
 def main() -> None:
@@ -21,6 +24,8 @@ def main() -> None:
     held = deque([torch.empty(1, device="cuda")], maxlen=ALIVE)
     begun = time.process_time()
     for i in range(count):
+        if i % STEP == 0:
+            memplan.step()
         size = 512 * (i % 37 + 1)
         held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
     cost = (time.process_time() - begun) / count * 1e6

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from memplan.applying.cuda_library import Library, Place, plan_arrays
+from memplan.applying.cuda_library import UNLIMITED, Library, Place, plan_arrays
 from memplan.core.tables import ReplayArrays
 
 MIB = 1 << 20
@@ -219,10 +219,12 @@ class World:
         device: int = 0,
         rank: int = 0,
         later: bool = False,
+        reserved: int = UNLIMITED,
     ) -> None:
         """Serve a stream from (size, offset) requests; the last steps are other kinds,
         and those that repeat may be elastic. brief: requests whose blocks are freed
-        soon; then all lie by lifespan. Requests are served from here on."""
+        soon; then all lie by lifespan. reserved: as Library.load_plan has it. Requests
+        are served from here on."""
         sizes = np.array([size for size, _ in requests], dtype=np.int64)
         offsets = np.array([offset for _, offset in requests], dtype=np.int64)
         first = np.array(starts, dtype=np.int64)
@@ -239,7 +241,8 @@ class World:
             unmarked,
             None if brief is None else np.isin(np.arange(len(sizes)), brief),
         )
-        self.native.load_plan(Place(device, rank), plan, arena, later=later)
+        place = Place(device, rank)
+        self.native.load_plan(place, plan, arena, later=later, reserved=reserved)
         self.native.serve(True)
 
     def stats(self, device: int = 0) -> dict[str, int]:

@@ -154,6 +154,7 @@ class CUDAAllocator : public Allocator {
 #endif
   virtual void endAllocateToPool(signed char device, PoolId pool) = 0;
   virtual void f2() {}
+  virtual void emptyCache(PoolId pool = {0, 0}) = 0;
 #if LAYOUT == 2
   virtual void attachAnother(std::function<bool()>) {}
 #endif
@@ -259,7 +260,7 @@ class NativeCachingAllocator : public CUDAAllocator {
     idle_.clear();
     used_.clear();
   }
-  void empty_cache() {
+  void emptyCache(PoolId) override {
     std::lock_guard lock(mutex_);
     empty();
   }
@@ -329,6 +330,7 @@ struct __attribute__((visibility("default"))) CUDAPluggableAllocator
   void recordStream(const c10::DataPtr&, c10::cuda::CUDAStream) override {}
   void beginAllocateToPool(signed char, c10::PoolId, std::function<bool(void*)>) override {}
   void endAllocateToPool(signed char, c10::PoolId) override {}
+  void emptyCache(c10::PoolId) override {}
   void attachAllocatorTraceTracker(c10::cuda::CUDACachingAllocator::Tracker) override {}
 };
 
@@ -413,7 +415,7 @@ API void fake_end_pool(int device, std::uint64_t number) {
   allocator.load()->endAllocateToPool(static_cast<signed char>(device), {number, 1});
 }
 
-API void fake_empty() { the_allocator().empty_cache(); }
+API void fake_empty() { allocator.load()->emptyCache(); }
 
 API void fake_fail_otherwise(int on) { the_allocator().fails_otherwise = on != 0; }
 

@@ -93,47 +93,6 @@ def test_a_program_of_much_smaller_sizes_gets_no_arena(world: World) -> None:
     assert world.stats()["arena_bytes_peak"] == ARENA
 
 
-# ---- what torch keeps beside the arena
-
-
-def test_a_loop_is_settled_only_after_some_steps(world: World) -> None:
-    asked = []
-
-    def permission(device: int, rank: int, size: int, hot: bool) -> bool:
-        asked.append((size, hot))
-        return False
-
-    world.plan(STEP, ARENA, elastic=True, brief=())
-    world.native.ask(permission)
-    for _ in range(26):
-        run_step(world, [MIB] * 6)
-    # Again after 8 steps, and then after 16.
-    assert asked == [(ARENA, False), (ARENA, False), (ARENA, True)]
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_before_ever_larger_blocks_come_beside_it_torch_is_to_give_back(
-    world: World, allowed: bool
-) -> None:
-    asked = []
-
-    def permission(device: int, rank: int, size: int, hot: bool) -> bool:
-        asked.append((size, hot))
-        return allowed or size == ARENA
-
-    world.plan([*STEP, *STEP], ARENA, elastic=True, brief=())
-    world.native.ask(permission)
-    run_step(world, [MIB] * 6)
-    sizes = [3 * MIB, 2 * MIB, 3 * MIB, 3 * MIB, 4 * MIB, 4 * MIB, 4 * MIB]
-    for size in sizes:
-        run_step(world, [6 * MIB, size, 512, ARENA // 64 - 512])
-    # The first so large, and the first after a step that had more of them than any.
-    wanted = [ARENA, 3 * MIB, 3 * MIB, 4 * MIB, 4 * MIB]
-    assert asked == [(size, False) for size in wanted]
-    # Six of them; 2 MiB had room, but those after it had none, which are small.
-    assert world.stats()["fallback"] == 6 + 2
-
-
 # ---- against a plain placement
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from memplan.applying import cuda as cuda_room
 from memplan.applying.cuda import CudaLoader, StreamPlan
-from memplan.applying.cuda_library import Library
+from memplan.applying.cuda_library import UNLIMITED, Library
 from memplan.applying.report import DeviceMemory
 from memplan.cli.apply_report import show_report
 from memplan.core.plan import DeviceRun, Plan
@@ -26,7 +26,7 @@ from memplan.recording.boundary import step as mark_step
 from memplan.solving.solve import solve
 from memplan.trace.importers.snapshot import HistoryMark, from_snapshot
 from memplan.trace.trace import Mark
-from tests.cuda.cuda_world import FakeTorch, World
+from tests.cuda.cuda_world import MIB, FakeTorch, World
 from tests.plans import changed
 from tests.snapshot_samples import Device, snapshot, step
 
@@ -70,7 +70,6 @@ class LoaderTorch(FakeTorch):
         self.initialized = self.available = True
         self.UntypedStorage = type("UntypedStorage", (self.UntypedStorage,), {})
         self.events = 0
-        self.held: dict[str, int] = {}  # more of `memory_stats`
 
     def is_initialized(self) -> bool:
         return self.initialized
@@ -85,8 +84,7 @@ class LoaderTorch(FakeTorch):
         return False
 
     def memory_stats(self, device: int) -> dict[str, int]:
-        fixed = {"reserved_bytes.all.peak": 4096 + device, "num_device_alloc": 3}
-        return fixed | self.held
+        return {"reserved_bytes.all.peak": 4096 + device, "num_device_alloc": 3}
 
     def empty_cache(self) -> None:
         self._C._cuda_emptyCache()
@@ -176,6 +174,7 @@ def test_the_report_sets_the_device_s_bytes_beside_the_recorded_ones(
     loader.stop()
     lines = [" ".join(line.split()) for line in capsys.readouterr().err.splitlines()]
     assert "peak reserved by torch 8.0 KiB 4.0 KiB" in lines
+    assert "without a plan, by a model - 2.0 MiB" in lines
     assert "peak allocated 6.0 KiB 0 B" in lines
     assert "cudaMalloc, cudaFree 5, 1 3, 0" in lines
 
@@ -242,30 +241,14 @@ def test_one_that_would_reserve_as_much_is(ready: World) -> None:
     loader.stop()
 
 
-def test_departures_lie_outside_while_no_more_is_reserved_than_recorded(
-    ready: World, fake_torch: LoaderTorch
-) -> None:
-    plan = changed(make_plan(), recorded_device=DeviceRun(reserved_bytes=18_000))
-    loader = CudaLoader(plan)
-    loader.start()
-    fake_torch.held = {
-        "allocated_bytes.all.current": 7000,
-        "active_bytes.all.current": 7000,
-        "inactive_split_bytes.all.current": 1000,
-    }
-    weight = run(ready)
-    mark_step()  # 10,000 bytes are left
-    mark_step()
-    blocks = [ready.take(4096) for _ in range(3)]
-    assert [ready.native.holds(block) for block in blocks] == [False, False, True]
-    ready.release(*blocks)
-    # What the program holds now it would hold without a plan, too.
-    fake_torch.held["allocated_bytes.all.current"] += 3000
-    mark_step()
-    blocks = [ready.take(4096) for _ in range(4)]
-    assert [ready.native.holds(block) for block in blocks] == [False] * 3 + [True]
-    ready.release(weight, *blocks)
-    loader.stop()
+def test_what_torch_may_reserve_from_the_start_is_what_was_recorded() -> None:
+    plan = make_plan()
+    recorded = changed(plan, recorded_device=DeviceRun(reserved_bytes=4 * MIB))
+    unknown = changed(plan, recorded_device=DeviceRun())
+    assert cuda_room.may_reserve(recorded) == 4 * MIB
+    assert cuda_room.may_reserve(unknown) == UNLIMITED
+    # Another run may be of smaller sizes throughout.
+    assert cuda_room.may_reserve(changed(recorded, elastic=True)) == 0
 
 
 def test_empty_cache_gives_an_empty_arena_back(

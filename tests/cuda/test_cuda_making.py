@@ -1,13 +1,7 @@
-"""When an arena is made: not before the program follows the plan, nor beside memory
-that torch keeps free."""
+"""When an arena is made: not before the program follows the plan."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import pytest
-
-from memplan.applying.cuda import ArenaMaking
 from memplan.applying.cuda_library import CudaReplay, Place
 from tests.cuda.cuda_world import MIB, World
 
@@ -80,97 +74,9 @@ def test_a_step_unlike_the_plan_soon_goes_to_free_space_in_the_arena(
     assert run_step(world, [384 << 10] * 6) == [False, True, True, True, True, True]
 
 
-def test_a_plan_given_up_meanwhile_gets_no_arena(world: World) -> None:
-    def permission(device: int, rank: int, size: int, hot: bool) -> bool:
-        world.native.retire()  # as another thread may
-        return True
-
-    world.plan(STEP, ARENA)
-    world.native.ask(permission)
-    assert not any(run_step(world, [size for size, _ in STEP]))
-    assert (world.stats()["arena_bytes_peak"], world.stats()["in_use_bytes"]) == (0, 0)
-
-
-def test_whoever_is_asked_decides(world: World) -> None:
-    asked = []
-
-    def permission(device: int, rank: int, size: int, hot: bool) -> bool:
-        asked.append((device, rank, size, hot))
-        return len(asked) > 2
-
-    world.plan(STEP, ARENA)
-    world.native.ask(permission)
-    sizes = [size for size, _ in STEP]
-    held = [all(run_step(world, sizes)) for _ in range(30)]
-    # Again after 8 steps, and then after 16.
-    assert held.index(True) == 8 + 16
-    assert all(held[24:])
-    assert asked == [(0, 0, ARENA, True)] * 3
-    assert world.stats()["arenas_deferred"] == 2
-
-
 def test_an_arena_that_is_there_limits_other_plans(world: World) -> None:
     world.plan(STEP, ARENA)
     assert CudaReplay(world.native, Place()).reserved_bytes == ALL
     run_step(world, [size for size, _ in STEP])
     assert CudaReplay(world.native, Place()).reserved_bytes == ARENA
     assert CudaReplay(world.native, Place(0, 3)).reserved_bytes == 0
-
-
-class Torch:
-    """As torch tells of what its allocator keeps."""
-
-    def __init__(self, reserved: int, active: int, split: int = 0) -> None:
-        self.cuda = self
-        self.stats = {
-            "reserved_bytes.all.current": reserved,
-            "active_bytes.all.current": active,
-            "inactive_split_bytes.all.current": split,
-            "num_device_alloc": 10,
-        }
-        self.emptied = 0
-
-    def memory_stats(self, device: int) -> dict[str, int]:
-        assert device == 1
-        return self.stats
-
-    def empty_cache(self) -> None:
-        self.emptied += 1
-
-
-@pytest.mark.parametrize(
-    ("reserved", "active", "split", "made", "emptied"),
-    [
-        (100 * MIB, 99 * MIB, 0, True, 0),
-        (900 * MIB, 100 * MIB, 0, True, 1),  # given back first
-        (900 * MIB, 100 * MIB, 800 * MIB, False, 0),  # of which none can be
-    ],
-)
-def test_in_the_warm_up_what_torch_keeps_is_given_back(
-    reserved: int, active: int, split: int, made: bool, emptied: int
-) -> None:
-    torch = Torch(reserved, active, split)
-    making = ArenaMaking(torch)
-    assert making.permits(1, 0, 1024 * MIB, False) == made
-    assert torch.emptied == emptied
-
-
-def test_in_a_loop_only_if_torch_asks_the_driver_anyway() -> None:
-    torch = Torch(900 * MIB, 100 * MIB)
-    making = ArenaMaking(torch)
-    assert not making.permits(1, 0, 500 * MIB, True)
-    assert not making.permits(1, 0, 500 * MIB, True)  # nothing was asked since
-    torch.stats["num_device_alloc"] += 1
-    assert not making.permits(1, 0, 1000 * MIB, True)  # larger than what is kept
-    torch.stats["num_device_alloc"] += 1
-    assert torch.emptied == 0
-    assert making.permits(1, 0, 500 * MIB, True)
-    assert torch.emptied == 1
-
-
-def test_where_torch_tells_nothing_none_is_made() -> None:
-    def fail(device: int) -> dict[str, int]:
-        raise RuntimeError
-
-    making = ArenaMaking(SimpleNamespace(cuda=SimpleNamespace(memory_stats=fail)))
-    assert not making.permits(0, 0, MIB, False)

@@ -332,32 +332,6 @@ def a_step_as_planned(world: World, *sizes: int) -> None:
     world.native.next_step()
 
 
-def test_departures_lie_beside_the_arena_as_far_as_they_may(world: World) -> None:
-    world.plan([(4096, 0)], 8192)
-    replay = CudaReplay(world.native, Place())
-    a_step_as_planned(world, 4096)
-    assert replay.fallback_due  # the loop has begun
-    replay.allow_fallback(1024)
-    assert not replay.fallback_due
-    world.take(4096)
-    departed = [world.take(512), world.take(512), world.take(512)]
-    assert in_arena(world, *departed) == [False, False, True]
-    assert not replay.fallback_due  # not before the step's end
-    world.native.next_step()
-    assert replay.fallback_due
-
-
-def test_a_planned_request_whose_place_is_taken_lies_beside_it_too(
-    world: World,
-) -> None:
-    world.plan([(4096, 0)], 8192)
-    a_step_as_planned(world, 4096)
-    CudaReplay(world.native, Place()).allow_fallback(4096)
-    stays = world.take(4096)
-    world.native.next_step()
-    assert in_arena(world, stays, world.take(4096)) == [True, False]
-
-
 # A weight of 2048 bytes, then steps of two requests, of which the second has its size.
 WEIGHT_AND_STEPS = ([(2048, -1), (1 << 16, 0), (2048, 1 << 16)], 1 << 17)
 
@@ -402,10 +376,10 @@ def test_what_comes_after_a_step_that_departed_is_no_copy(world: World) -> None:
 def test_arenas_go_back_when_they_are_empty_and_come_again(world: World) -> None:
     world.plan([(4096, 0)], 8192)
     block = world.take(4096)
-    world.native.give_back()
+    world.empty()
     assert world.stats()["arena_bytes"] == 8192
     world.release(block)
-    world.native.give_back()
+    world.empty()
     assert world.stats()["arena_bytes"] == world.torch_counts()["live"] == 0
     outside = world.take(4096)  # in the same step
     world.native.next_step()
@@ -418,6 +392,6 @@ def test_no_arena_goes_back_while_a_pool_is_open(world: World) -> None:
     world.plan([(4096, 0)], 8192)
     a_step_as_planned(world, 4096)
     assert world.begin_pool()
-    world.native.give_back()
+    world.empty()
     assert world.stats()["arena_bytes"] == 8192
     world.end_pool()

@@ -129,29 +129,31 @@ def test_of_varying_sizes_a_little_more_is_no_sign() -> None:
     ),
     st.sampled_from([4096, 4 * MIB, 64 * MIB]),
 )
-def test_a_loop_of_fixed_sizes_takes_its_weight_and_the_arena(
+def test_a_loop_of_fixed_sizes_takes_the_arena_or_what_it_would_without(
     sizes: list[int], weight: int
 ) -> None:
     trace = recorded(*[[(size, False) for size in sizes]] * 5, weight=weight)
     plan = solve(trace)
-    natively = CachingAllocator()
-    natively.allocate(weight)
-    natively.allocate(plan.arena_bytes)
-    assert plan.provenance.recorded_device.planned_bytes == natively.reserved
+    run = plan.provenance.recorded_device
+    arena = CachingAllocator()
+    arena.allocate(weight)
+    arena.allocate(plan.arena_bytes)
+    assert min(arena.reserved, run.reserved_bytes) <= run.planned_bytes
+    assert run.planned_bytes <= run.reserved_bytes
 
 
 def test_solve_says_that_a_plan_does_not_pay(memplan: Run, tmp_path: Path) -> None:
-    loop: Step = [(12 * MIB, False), (33 * MIB, False)]
-    trace = recorded(*[loop] * 5, [(5 * MIB, KEPT), *loop], loop, loop)
+    # The last block has no room in the arena, where one of 48 MiB lies idle natively.
+    trace = recorded(*[LOOP] * 5, [(33 * MIB, KEPT), (40 * MIB, KEPT)])
     write_trace(trace, tmp_path / "t.parquet")
     done = memplan("solve", "t.parquet", "-o", "p.json")
     shown = " ".join((done.stdout + done.stderr).split())
-    assert "reserved 76.0 MiB recorded, 88.0 MiB under the plan" in shown
+    assert "reserved 112.0 MiB recorded, 118.0 MiB under the plan" in shown
     assert "which is more: memplan apply runs the program without" in shown
     assert "next: memplan plot" in shown
     done = memplan("solve", "t.parquet", "-o", "p.json", "--force", "--json")
-    sizes = {"recorded_bytes": 76 * MIB, "planned_bytes": 88 * MIB}
+    sizes = {"recorded_bytes": 112 * MIB, "planned_bytes": 118 * MIB}
     assert json.loads(done.stdout)["reserved"] == sizes | {"pays": False}
     again = read_plan(tmp_path / "p.json")
-    assert again.provenance.recorded_device.planned_bytes == 88 * MIB
+    assert again.provenance.recorded_device.planned_bytes == 118 * MIB
     assert not again.pays

@@ -20,6 +20,7 @@
 #include "alloc/stacks.h"
 #include "alloc/watch.h"
 #include "bindings/arrays.h"
+#include "cuda/dry_run.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -288,26 +289,18 @@ NB_MODULE(_alloc, m) {
         return new Replay(table, reserve, cold);
       },
       "table"_a, "reserve"_a, "cold"_a = 0, nb::rv_policy::reference);
-  // A server without memory behind it.
-  nb::class_<memplan::Server>(m, "Server")
-      .def(
-          "__init__",
-          [](memplan::Server* self, const memplan::Table& table) {
-            new (self) memplan::Server(table, table.arena_bytes, kCudaUnit);
-          },
-          "table"_a)
-      .def(
-          "serve",
-          [](memplan::Server& self, std::uint64_t bytes) {
-            if (self.turns(bytes)) self.next_step();
-            return self.serve(bytes).offset;
-          },
-          "bytes"_a)
-      .def("give_back", [](memplan::Server& self,
-                           std::uint64_t offset) { self.ranges().give_back(offset); },
-           "offset"_a)
-      .def("next_step", [](memplan::Server& self) { self.next_step(); })
-      .def("allow_fallback", &memplan::Server::allow_fallback, "bytes"_a);
+  // The most bytes that torch would reserve for a recorded program, and under a plan.
+  m.def(
+      "dry_run",
+      [](const memplan::Table& table, std::uint64_t reserved, const Column& what,
+         const Column& addresses, const Column& sizes, const Column& streams) {
+        const auto found = memplan::cuda::dry_run(
+            table, reserved,
+            {span_of(what), span_of(addresses), span_of(sizes), span_of(streams)});
+        return std::pair(found.natively, found.planned);
+      },
+      "table"_a, "reserved"_a, "what"_a, "addresses"_a, "sizes"_a, "streams"_a,
+      nb::call_guard<nb::gil_scoped_release>());
   // Without memory behind it: what an allocator would come to.
   nb::class_<memplan::Ranges>(m, "Ranges")
       .def(nb::init<std::uint64_t, std::uint64_t>(), "size"_a, "granularity"_a)

@@ -156,7 +156,7 @@ std::string install() {
   std::unique_lock lock(s.mutex);
   if (s.slots == nullptr) return "its allocator was not looked for yet";
   static constexpr std::array<const char*, static_cast<int>(Role::kRoles)> kNames = {
-      "recordStream", "beginAllocateToPool", "endAllocateToPool"};
+      "recordStream", "beginAllocateToPool", "endAllocateToPool", "emptyCache"};
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (s.taken[i] == 0) return std::string("its ") + kNames[i] + " was not found";
   }

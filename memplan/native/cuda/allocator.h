@@ -22,12 +22,8 @@ constexpr int kMaxDevices = 64;
 // Functions beside `allocate` that have to be ours; where they lie is found by watching
 // the slots while they are called. A call may pass through two slots, as torch has two
 // of the same name.
-enum class Role : int { kRecordStream, kBeginPool, kEndPool, kRoles };
+enum class Role : int { kRecordStream, kBeginPool, kEndPool, kEmptyCache, kRoles };
 constexpr std::size_t kMostOfARole = 3;
-
-// Whether an arena of so many bytes may be made now; hot: see Arenas::Arena. Called with no
-// lock held.
-using Permission = bool (*)(int device, unsigned rank, std::uint64_t bytes, bool hot);
 
 constexpr std::int8_t kCuda = 1;  // c10::DeviceType
 
@@ -46,7 +42,6 @@ struct State {
 
   std::array<std::atomic<Arenas*>, kMaxDevices> devices = {};
   std::atomic<bool> serving = false;  // from the arenas; or torch serves all
-  std::atomic<Permission> permission = nullptr;  // who is asked; null: nobody, and it may
   // While there are any, torch serves all; heeds those counted elsewhere, too: the CPU's.
   Interruptions interruptions;
   std::atomic<const std::atomic<int>*> elsewhere = nullptr;

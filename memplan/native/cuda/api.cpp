@@ -45,6 +45,7 @@ struct PlanArrays {
   std::uint64_t arena_bytes;
   bool unmarked;
   const bool* brief;  // null: every request lies at its offset
+  std::uint64_t reserved;  // see Arenas::load
 };
 
 Table table_from(const PlanArrays& plan) {
@@ -130,7 +131,7 @@ MEMPLAN_API const char* memplan_cuda_load_plan(int device, unsigned rank, bool l
     if (arenas == nullptr) return told("no such GPU: " + std::to_string(device));
     memplan::Table table = table_from(*plan);
     if (!later) {
-      const Arenas::Blocks returned = arenas->load(rank, std::move(table));
+      const Arenas::Blocks returned = arenas->load(rank, std::move(table), plan->reserved);
     } else if (!arenas->adopt(rank, std::move(table))) {
       return told("that stream has no plan to be exchanged");
     }
@@ -140,9 +141,6 @@ MEMPLAN_API const char* memplan_cuda_load_plan(int device, unsigned rank, bool l
   }
 }
 
-MEMPLAN_API void memplan_cuda_ask(Permission permission) {
-  state().permission.store(permission);
-}
 MEMPLAN_API void memplan_cuda_serve(bool on) {
   state().serving.store(on, std::memory_order_release);
 }
@@ -151,14 +149,6 @@ MEMPLAN_API void memplan_cuda_serve(bool on) {
 MEMPLAN_API void memplan_cuda_retire() {
   for (Arenas* arenas : all_arenas()) {
     const Arenas::Blocks returned = arenas->retire();
-  }
-}
-
-// Arenas without a block go back to torch, to be made again when steps come back.
-MEMPLAN_API void memplan_cuda_give_back() {
-  for (Arenas* arenas : all_arenas()) {
-    if (arenas->pool_open()) continue;
-    const Arenas::Blocks returned = arenas->give_back(false);
   }
 }
 
@@ -178,14 +168,6 @@ MEMPLAN_API bool memplan_cuda_aside(int device, unsigned rank) {
 }
 MEMPLAN_API std::uint64_t memplan_cuda_planned_bytes(int device, unsigned rank) {
   return asked(device, [&](Arenas& arenas) { return arenas.planned_bytes(rank); });
-}
-
-MEMPLAN_API bool memplan_cuda_fallback_due(int device, unsigned rank) {
-  return asked(device, [&](Arenas& arenas) { return arenas.fallback_due(rank); });
-}
-MEMPLAN_API void memplan_cuda_allow_fallback(int device, unsigned rank,
-                                           std::uint64_t bytes) {
-  if (Arenas* arenas = arenas_of(device)) arenas->allow_fallback(rank, bytes);
 }
 
 MEMPLAN_API std::uint64_t memplan_cuda_reserved_bytes(int device, unsigned rank) {

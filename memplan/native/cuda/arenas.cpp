@@ -11,13 +11,16 @@ constexpr std::size_t kMostSteps = 4096;
 // So often memory for an arena is asked for, at the beginning of a step each.
 constexpr unsigned kAttempts = 3;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;  // no device has them
+constexpr std::uint64_t kSparePart = 64;  // of an arena: as much may lie idle beside it
+constexpr std::uint64_t kLargePart = 64;  // of an arena: as large a block counts as large
 
 }  // namespace
 
 // ---- plans
 
-Arenas::Blocks Arenas::load(unsigned rank, Table&& table) {
+Arenas::Blocks Arenas::load(unsigned rank, Table&& table, std::uint64_t reserved) {
   Lock lock(mutex_);
+  shadow_.expect(reserved);
   return swap_in(rank, std::move(table));
 }
 
@@ -79,15 +82,8 @@ void Arenas::end_step(Arena& arena) {
   arena.departed = 0;
   arena.evidence = {};
   if (arena.wait > 0) --arena.wait;
-  if (end.hot) ++arena.hot_steps;
-  if (end.counts.fallback_bytes > arena.beside_most) {
-    arena.beside_most = end.counts.fallback_bytes;
-    arena.outgrown = true;
-  }
+  ++steps_;
   if (end.hot && arena.ended.size() < kMostSteps) arena.ended.push_back(end);
-  if (end.hot && (arena.hot_steps == 1 || end.counts.online + end.counts.fallback > 0)) {
-    arena.fallback_due = true;
-  }
   if (end.adopted) arena.aside = false;
 }
 
@@ -112,6 +108,12 @@ unsigned Arenas::rank_of(std::int64_t stream) {
   return ranked(stream);
 }
 
+bool Arenas::lies_on(const void* address, unsigned rank) {
+  Lock lock(mutex_);
+  const std::optional<std::int64_t> stream = shadow_.stream_of(address);
+  return stream && ranked(*stream) == rank;
+}
+
 Arenas::Arena* Arenas::serving(std::int64_t stream) { return of_rank(ranked(stream)); }
 
 Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
@@ -119,42 +121,116 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
   const std::uint64_t bytes = round_up(requested, kGranularity);
   Lock lock(mutex_);
   collect();
+  Shadow::Block* shadow = shadow_.request(bytes, stream);
   Arena* arena = serving(stream);
+  Answer answer;
   if (arena == nullptr) {
     count_elsewhere(bytes);
-    return {};
+    make_room(nullptr, bytes, stream, false, answer);
+  } else {
+    answer = placed(*arena, bytes, stream);
   }
-  const bool there = arena->memory == Arena::Memory::kThere;
-  if (arena->aside || arena->unfit || arena->server.overdue()) {
-    // While older blocks keep the arena, more memory beside it would be too much; but if
-    // it never was of use, it is to get empty.
-    if (there && arena->most >= arena->server.ranges().size() / 2) {
-      return {address_in(*arena, arena->server.serve_anywhere(bytes), bytes)};
-    }
-    arena->server.pass(bytes);
-    return {};
-  }
-  if (arena->server.turns(bytes)) {
-    end_step(*arena);
-    turns_.note();
-  }
-  const bool served = there || arena->server.ranges().size() == 0;
-  if (!served) return follow(*arena, bytes, stream);
-  void* address = serve(*arena, bytes);
-  return {.address = address, .beside = address == nullptr && outgrows(*arena, bytes)};
+  answer.shadow = shadow;
+  if (answer.address != nullptr) shadow_.in_arena(answer.address, shadow, stream);
+  return answer;
 }
 
-// Whether a block that found no room is a large one, and larger than those that torch keeps
-// by now, or of a step after one that had more of them than any.
-bool Arenas::outgrows(Arena& arena, std::uint64_t bytes) {
+Arenas::Answer Arenas::placed(Arena& arena, std::uint64_t bytes, std::int64_t stream) {
+  Answer answer;
+  const bool there = arena.memory == Arena::Memory::kThere;
+  if (arena.aside || arena.unfit || arena.server.overdue()) {
+    // While older blocks keep the arena, more memory beside it would be too much; but if
+    // it never was of use, it is to get empty.
+    if (there && arena.most >= arena.server.ranges().size() / 2) {
+      answer.address = address_in(arena, arena.server.serve_anywhere(bytes), bytes);
+    } else {
+      arena.server.pass(bytes);
+    }
+    if (answer.address == nullptr) make_room(&arena, bytes, stream, true, answer);
+    return answer;
+  }
+  if (arena.server.turns(bytes)) {
+    end_step(arena);
+    turns_.note();
+  }
+  if (there && arena.draining && empty(arena)) give_up(arena, answer);
+  if (arena.server.ranges().size() > 0 && arena.memory != Arena::Memory::kThere) {
+    follow(arena, bytes, stream, answer);
+    if (answer.wanted == nullptr) make_room(&arena, bytes, stream, false, answer);
+    return answer;
+  }
+  const std::uint64_t before = arena.server.departed_bytes();
+  if (arena.draining) {
+    arena.server.follow(bytes);
+  } else {
+    answer.address = serve(arena, bytes, stream);
+  }
+  if (answer.address == nullptr) {
+    const bool departs = arena.server.departed_bytes() > before;
+    make_room(&arena, bytes, stream, departs, answer);
+  }
+  return answer;
+}
+
+// Before torch serves `bytes` of a stream, whose arena this is if it has one: where it
+// would reserve more for them than it may, the arena is given back if it is empty, or takes
+// them in if they depart from the plan; or what torch keeps is given back.
+void Arenas::make_room(Arena* arena, std::uint64_t bytes, std::int64_t stream,
+                       bool departs, Answer& answer) {
+  if (shadow_.excess(bytes, stream) == 0) {
+    if (arena == nullptr || !outgrows(*arena, bytes, stream)) return;
+    shadow_.empty_outside();
+    answer.empty = true;
+    return;
+  }
+  if (arena != nullptr && arena->memory == Arena::Memory::kThere) {
+    if (empty(*arena)) {
+      give_up(*arena, answer);
+    } else if (departs) {
+      answer.address = address_in(*arena, arena->server.bring_in(bytes), bytes);
+      if (answer.address != nullptr) return;
+    }
+  }
+  const std::uint64_t excess = shadow_.excess(bytes, stream);
+  if (excess == 0) return;
+  // What is given back is to make up for the excess, or for the block at least.
+  if (shadow_.idle() >= std::min(excess, bytes) && may_empty()) {
+    shadow_.empty_outside();
+    answer.empty = true;
+  } else if (arena != nullptr) {
+    arena->draining = arena->memory == Arena::Memory::kThere;
+  }
+}
+
+// Whether torch has no room for a large block, larger than all before it, and keeps as
+// much that is too small: steps of varying sizes would each leave one more block.
+bool Arenas::outgrows(Arena& arena, std::uint64_t bytes, std::int64_t stream) {
   const Server& server = arena.server;
-  if (!server.table().by_lifespan || !server.looped() ||
-      bytes < server.ranges().size() / Arena::kLargePart) {
+  if (!server.table().by_lifespan || !server.looped() || bytes <= arena.largest_beside ||
+      bytes < server.ranges().size() / kLargePart) {
     return false;
   }
-  if (!arena.outgrown && bytes <= arena.beside) return false;
-  arena.outgrown = false;
-  arena.beside = bytes;
+  const std::uint64_t growth = shadow_.growth(bytes, stream);
+  if (growth == 0) return false;
+  arena.largest_beside = bytes;
+  return shadow_.idle() >= growth;
+}
+
+// The arena, which is empty, goes back for some steps.
+void Arenas::give_up(Arena& arena, Answer& answer) {
+  take_back(arena, answer.returned);
+  ++stats_[kArenasGivenBack];
+  arena.tried = true;
+  arena.wait = arena.patience;
+  arena.patience *= 2;
+}
+
+// Whether the cache may be emptied for want of room: twice as rarely each time, since the
+// program waits for it.
+bool Arenas::may_empty() {
+  if (steps_ < empty_from_) return false;
+  empty_from_ = steps_ + empty_pause_;
+  empty_pause_ *= 2;
   return true;
 }
 
@@ -186,10 +262,10 @@ void Arenas::count_elsewhere(std::uint64_t bytes) {
   counts.fallback_bytes += bytes;
 }
 
-void* Arenas::serve(Arena& arena, std::uint64_t bytes) {
+void* Arenas::serve(Arena& arena, std::uint64_t bytes, std::int64_t stream) {
   const Server& server = arena.server;
   const std::uint64_t before = server.departed_bytes();
-  const Place place = arena.server.serve(bytes);
+  const Place place = arena.server.serve(bytes, shadow_.has_room(bytes, stream));
   void* address = address_in(arena, place.offset, bytes);
   // What is torch's as planned is neither: a weight, a workspace.
   if (server.departed_bytes() > before) {
@@ -205,21 +281,35 @@ void* Arenas::serve(Arena& arena, std::uint64_t bytes) {
   return address;
 }
 
-Arenas::Answer Arenas::follow(Arena& arena, std::uint64_t bytes, std::int64_t stream) {
+void Arenas::follow(Arena& arena, std::uint64_t bytes, std::int64_t stream,
+                    Answer& answer) {
   const Followed found = arena.server.follow(bytes);
   arena.evidence.departed(found.departed);
-  if (found.offset < 0) return {};
+  if (found.offset < 0) return;
   arena.evidence.followed(bytes, found.planned);
   const std::uint64_t size = arena.server.ranges().size();
   if (arena.memory != Arena::Memory::kNone || arena.tried || arena.wait > 0 ||
       arena.refusals >= kAttempts || !arena.evidence.enough(size) ||
       (arena.server.table().by_lifespan && arena.evidence.late(size, bytes))) {
-    return {};
+    return;
+  }
+  arena.tried = true;
+  const std::uint64_t growth = shadow_.growth(size, stream);
+  const std::uint64_t idle = shadow_.idle(), limit = shadow_.limit();
+  const std::uint64_t with = shadow_.reserved() + growth;
+  if (growth > 0 && with - idle > limit) {
+    ++stats_[kArenasDeferred];
+    return;
   }
   arena.memory = Arena::Memory::kInMaking;
   arena.stream = stream;
-  arena.tried = true;
-  return {nullptr, &arena, found.offset, found.brief, arena.hot()};
+  // In the warm-up nothing has settled yet, and what torch keeps would stay beside it.
+  const bool spare = !arena.server.looped() && idle > size / kSparePart;
+  answer.empty = growth > 0 && (with > limit || spare);
+  if (answer.empty) shadow_.empty_outside();
+  answer.wanted = &arena;
+  answer.offset = found.offset;
+  answer.brief = found.brief;
 }
 
 // Of a range that was taken there, or null for -1.
@@ -248,14 +338,6 @@ std::uint64_t Arenas::arena_bytes(const Arena* arena) const {
   return arena->server.ranges().size();
 }
 
-void Arenas::defer(Arena* arena) {
-  Lock lock(mutex_);
-  arena->memory = Arena::Memory::kNone;
-  arena->wait = arena->patience;
-  arena->patience *= 2;
-  ++stats_[kArenasDeferred];
-}
-
 void* Arenas::made(const Answer& answer, c10::DataPtr block, std::uint64_t requested) {
   const std::uint64_t bytes = round_up(requested, kGranularity);
   Lock lock(mutex_);
@@ -274,11 +356,31 @@ void* Arenas::made(const Answer& answer, c10::DataPtr block, std::uint64_t reque
   }
   arena.memory = Arena::Memory::kThere;
   arena.departed = arena.server.departed_bytes();
+  arena.shadow = shadow_.arena(arena.server.ranges().size(), arena.stream);
   stats_.grow(kArenas, arena.server.ranges().size());
   ++stats_[kArenasMade];
   const std::int64_t offset =
       arena.server.place_followed(answer.offset, bytes, answer.brief);
-  return address_in(arena, offset, bytes);
+  void* address = address_in(arena, offset, bytes);
+  if (address != nullptr) shadow_.in_arena(address, answer.shadow, arena.stream);
+  return address;
+}
+
+void Arenas::served(const Answer& answer, const void* address, std::uint64_t requested,
+                    std::int64_t stream) {
+  if (answer.shadow == nullptr) return;
+  Lock lock(mutex_);
+  if (address == nullptr) {
+    shadow_.drop(answer.shadow, stream);
+  } else {
+    shadow_.outside(address, answer.shadow, round_up(requested, kGranularity), stream);
+  }
+}
+
+void Arenas::failed(const Answer& answer, std::int64_t stream) {
+  if (answer.shadow == nullptr) return;
+  Lock lock(mutex_);
+  shadow_.fail(answer.shadow, stream);
 }
 
 // ---- blocks that are freed
@@ -298,17 +400,18 @@ bool Arenas::holds(const void* address) {
   return holding(address) != nullptr;
 }
 
-bool Arenas::release(void* address, Blocks& returned) noexcept {
+Arenas::Released Arenas::release(void* address, Blocks& returned) noexcept {
   Lock lock(mutex_);
+  const bool known = shadow_.release(address);
   Arena* arena = holding(address);
-  if (arena == nullptr) return false;
+  if (arena == nullptr) return known ? Released::kTorchs : Released::kUnknown;
   try {
     if (!users_.empty()) {
       if (const auto used = users_.find(address); used != users_.end()) {
         DeviceGuard guard(runtime_, device_);
         waiting_.add(address, std::move(used->second), !pool_open());
         users_.erase(used);
-        return true;
+        return Released::kOurs;
       }
     }
     finish(*arena, static_cast<std::uint64_t>(static_cast<char*>(address) - arena->base));
@@ -320,7 +423,7 @@ bool Arenas::release(void* address, Blocks& returned) noexcept {
     // No memory for our own books: the block stays as it is, and nobody gets it.
     ++stats_[kStranded];
   }
-  return true;
+  return Released::kOurs;
 }
 
 void Arenas::finish(Arena& arena, std::uint64_t offset) {
@@ -357,10 +460,12 @@ bool Arenas::empty(const Arena& arena) const {
 
 void Arenas::take_back(Arena& arena, Blocks& returned) {
   stats_.shrink(kArenas, arena.server.ranges().size());
+  shadow_.arena_gone(arena.shadow, arena.stream);
   returned.push_back(std::move(arena.block));
   arena.block = {};
   arena.base = nullptr;
   arena.most = 0;
+  arena.draining = false;
   arena.memory = Arena::Memory::kNone;
 }
 
@@ -384,6 +489,18 @@ void Arenas::sweep(Blocks& returned) {
 
 Arenas::Blocks Arenas::give_back(bool ran_out) {
   Lock lock(mutex_);
+  return unused(ran_out);
+}
+
+Arenas::Blocks Arenas::empty_cache() {
+  if (pool_open()) return {};
+  Lock lock(mutex_);
+  Blocks returned = unused(false);
+  shadow_.empty_cache();
+  return returned;
+}
+
+Arenas::Blocks Arenas::unused(bool ran_out) {
   collect();
   Blocks returned;
   for (Arena& arena : all_) {
@@ -433,20 +550,6 @@ std::uint64_t Arenas::planned_bytes(unsigned rank) {
   return arena == nullptr ? 0 : arena->server.table().arena_bytes;
 }
 
-bool Arenas::fallback_due(unsigned rank) {
-  Lock lock(mutex_);
-  const Arena* arena = of_rank(rank);
-  return arena != nullptr && arena->memory == Arena::Memory::kThere && arena->fallback_due;
-}
-
-void Arenas::allow_fallback(unsigned rank, std::uint64_t bytes) {
-  Lock lock(mutex_);
-  Arena* arena = of_rank(rank);
-  if (arena == nullptr) return;
-  arena->server.allow_fallback(bytes);
-  arena->fallback_due = false;
-}
-
 bool Arenas::aside(unsigned rank) {
   Lock lock(mutex_);
   Arena* arena = of_rank(rank);
@@ -458,6 +561,7 @@ Stats Arenas::stats() {
   Stats now = stats_;
   now[kPending] = waiting_.blocks();
   now[kEventFailures] = waiting_.failures();
+  now[kNatively] = shadow_.most_natively();
   return now;
 }
 

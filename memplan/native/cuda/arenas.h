@@ -6,6 +6,10 @@
 // runs in order; a block that other streams used waits for them. Whatever the plan says,
 // a range is handed out only when no block, alive or waiting, overlaps it.
 //
+// torch is to reserve no more than it would without plans (see Shadow): no arena is made
+// before it fits below that, departures then go into the arena, and an arena without a
+// block goes back to torch where it needs memory.
+//
 // Nothing here calls torch's allocator: it may take the interpreter's lock, so no lock
 // of ours is held then. Who has to says so: see `Answer`, and what `release` returns.
 #pragma once
@@ -23,6 +27,7 @@
 
 #include "alloc/c10.h"
 #include "alloc/serving.h"
+#include "cuda/shadow.h"
 #include "cuda/torch.h"
 #include "cuda/waiting.h"
 #include "replay/server.h"
@@ -38,9 +43,10 @@ enum Stat : std::size_t {
   kArenasPeak,
   kInUse,           // bytes of blocks in them: alive, or waited for
   kInUsePeak,
+  kNatively,        // that torch would have reserved at most without plans, by a model
   kArenasMade,      // times that one came to be there
   kArenasRefused,   // times that torch had no memory for one
-  kArenasDeferred,  // times that one was not made: torch kept as much memory free
+  kArenasDeferred,  // times that one was not made: torch would have reserved more
   kArenasGivenBack, // times that an unused one was given back
   kOtherStream,     // requests on a stream without an arena
   kInPools,         // requests under capture or in a memory pool, left to torch
@@ -54,9 +60,9 @@ enum Stat : std::size_t {
 };
 
 constexpr const char* kStatNames =
-    "arena_bytes,arena_bytes_peak,in_use_bytes,in_use_bytes_peak,arenas_made,"
-    "arenas_refused,arenas_deferred,arenas_given_back,other_stream,in_pools,interrupted,pending_blocks,"
-    "event_failures,last_resort,out_of_memory,stranded_blocks";
+    "arena_bytes,arena_bytes_peak,in_use_bytes,in_use_bytes_peak,native_bytes_peak,"
+    "arenas_made,arenas_refused,arenas_deferred,arenas_given_back,other_stream,in_pools,"
+    "interrupted,pending_blocks,event_failures,last_resort,out_of_memory,stranded_blocks";
 
 class Stats {
  public:
@@ -130,11 +136,10 @@ class Arenas {
         : server(std::move(table), bytes, kGranularity) {}
 
     enum class Memory { kNone, kInMaking, kThere };
-    static constexpr std::uint64_t kSettling = 16;    // steps
-    static constexpr std::uint64_t kLargePart = 64;  // of the arena
 
     Server server;
     c10::DataPtr block;
+    Shadow::Block* shadow = nullptr;
     char* base = nullptr;
     std::int64_t stream = 0;
     Memory memory = Memory::kNone;
@@ -148,43 +153,33 @@ class Arenas {
     bool unfit = false;    // this step of the warm-up departs too much
     bool aside = false;    // by Python's word
     bool retired = false;  // another plan took over, or none
+    bool draining = false;  // it cost memory: until it is empty, torch serves what it can
     std::optional<Table> larger;  // adopted, and too large for this arena
+    std::uint64_t largest_beside = 0;  // bytes; see Arenas::outgrows
     std::vector<StepEnd> ended;
-    std::uint64_t hot_steps = 0;  // so many have ended
-    // Of blocks that found no room: bytes of the largest since torch gave back what it kept,
-    // and the most of a step, which the last one had.
-    std::uint64_t beside = 0;
-    std::uint64_t beside_most = 0;
-    bool outgrown = false;
-    bool fallback_due = false;  // see Arenas::fallback_due
-
-    // Whether the warm-up is over, and some steps of a loop whose sizes vary: before that
-    // torch's own allocator has not settled.
-    bool hot() const {
-      const bool settled = !server.table().by_lifespan || hot_steps >= kSettling;
-      return server.looped() && settled;
-    }
   };
+  using Blocks = std::vector<c10::DataPtr>;  // of torch's allocator: to be given back
   // Of a request: its address in an arena, or null, and then perhaps the arena that is to
-  // be made for it, its offset there, and whether it is freed soon; hot: see Arena::hot.
-  // beside: it is large, and found no room in the arena; what torch keeps is to be given
-  // back before.
+  // be made for it, its offset there, and whether it is freed soon. Before torch serves it
+  // or the arena, `returned` goes back, and the cache is emptied where `empty` says so.
   struct Answer {
     void* address = nullptr;
     Arena* wanted = nullptr;
     std::int64_t offset = -1;
     bool brief = false;
-    bool hot = false;
-    bool beside = false;
+    bool empty = false;
+    Blocks returned = {};
+    Shadow::Block* shadow = nullptr;
   };
-  using Blocks = std::vector<c10::DataPtr>;  // of torch's allocator: to be given back
+  enum class Released { kUnknown, kOurs, kTorchs };
 
   Arenas(const Runtime& runtime, int device)
       : runtime_(runtime), device_(device), waiting_(runtime) {}
 
   // Serves one stream from a plan, in place of what served it before: 0 is the default
   // stream, n the n-th other one that asks for memory.
-  Blocks load(unsigned rank, Table&& table);
+  // reserved: see Shadow::expect.
+  Blocks load(unsigned rank, Table&& table, std::uint64_t reserved);
   // From the next step on, go by another table; in a new arena where the one that is
   // there is too small. False if that stream has no plan.
   bool adopt(unsigned rank, Table&& table);
@@ -195,21 +190,28 @@ class Arenas {
   // A request under capture or in a pool, which torch serves: the recording had it, too.
   void pass_by(std::uint64_t bytes, std::int64_t stream);
   std::uint64_t arena_bytes(const Arena* arena) const;
-  // The arena that was wanted is not to be made yet.
-  void defer(Arena* arena);
   // `block` is its memory, or empty if there was none. Returns the address of the request
   // for `bytes` that wanted it, or null.
   void* made(const Answer& answer, c10::DataPtr block, std::uint64_t bytes);
+  // torch serves the request for `bytes` at `address`; null: its end will not be seen.
+  void served(const Answer& answer, const void* address, std::uint64_t bytes,
+              std::int64_t stream);
+  // torch does not serve it.
+  void failed(const Answer& answer, std::int64_t stream);
   // There is no other memory: somewhere in the stream's arena, or null.
   void* last_resort(std::uint64_t bytes, std::int64_t stream);
   // The device's arenas that are empty: because memory has run out, or since the program
   // asks torch to give back what it does not use.
   Blocks give_back(bool ran_out);
+  // The program has torch empty its cache; what is returned goes back before.
+  Blocks empty_cache();
 
-  // False if no block of these arenas is there.
-  bool release(void* address, Blocks& returned) noexcept;
+  // Whose block that is: of these arenas, or one that torch served and is to free.
+  Released release(void* address, Blocks& returned) noexcept;
   // `stream` uses the block that is at `address`, too.
   bool holds(const void* address);
+  // Whether the block at `address`, an arena's or one that torch serves, is a stream's.
+  bool lies_on(const void* address, unsigned rank);
   // Of a stream, in the order in which they asked for memory; 0 is the default one.
   unsigned rank_of(std::int64_t stream);
   bool record_stream(void* address, const StreamValue& stream, Stream handle);
@@ -230,16 +232,14 @@ class Arenas {
   std::vector<StepEnd> take_steps(unsigned rank);
   std::vector<std::uint64_t> largest(unsigned rank);
   std::uint64_t planned_bytes(unsigned rank);
-  // Whether departures since the last call, or the first repeated step, ask for another
-  // look at what may lie beside the arena; and how many bytes may.
-  bool fallback_due(unsigned rank);
-  void allow_fallback(unsigned rank, std::uint64_t bytes);
   // That an arena for another plan may have: as many as the one that is there, or any.
   std::uint64_t reserved_bytes(unsigned rank);
   // Of plans without marks, the steps that requests showed.
   Turns& turns() { return turns_; }
 
   int device() const { return device_; }
+  // To be looked at while nothing is asked of the device.
+  const Shadow& shadow() const { return shadow_; }
   Stats stats();
   PhaseCounts counts();
   // Blocks alive in the arenas, or waited for.
@@ -255,15 +255,21 @@ class Arenas {
   Arena* of_rank(unsigned rank);
   Arena* holding(const void* address);
   void* address_in(Arena& arena, std::int64_t offset, std::uint64_t bytes);
-  void* serve(Arena& arena, std::uint64_t bytes);
-  bool outgrows(Arena& arena, std::uint64_t bytes);
+  Answer placed(Arena& arena, std::uint64_t bytes, std::int64_t stream);
+  void* serve(Arena& arena, std::uint64_t bytes, std::int64_t stream);
+  bool outgrows(Arena& arena, std::uint64_t bytes, std::int64_t stream);
+  void give_up(Arena& arena, Answer& answer);
+  void make_room(Arena* arena, std::uint64_t bytes, std::int64_t stream, bool departs,
+                 Answer& answer);
   void count_elsewhere(std::uint64_t bytes);
-  Answer follow(Arena& arena, std::uint64_t bytes, std::int64_t stream);
+  void follow(Arena& arena, std::uint64_t bytes, std::int64_t stream, Answer& answer);
+  bool may_empty();
   void end_step(Arena& arena);
   void finish(Arena& arena, std::uint64_t offset);
   void collect();
   bool empty(const Arena& arena) const;
   void take_back(Arena& arena, Blocks& returned);
+  Blocks unused(bool ran_out);
   void sweep(Blocks& returned);
   Blocks swap_in(unsigned rank, Table&& table);
 
@@ -277,6 +283,10 @@ class Arenas {
   std::unordered_map<void*, std::vector<Stream>> users_;
   Waiting waiting_;
   std::atomic<int> pools_ = 0;
+  Shadow shadow_;
+  std::uint64_t steps_ = 0;      // that ended, of any stream
+  std::uint64_t empty_from_ = 0;  // no earlier is the cache emptied again
+  std::uint64_t empty_pause_ = 1;  // steps
   Turns turns_;
   Stats stats_;
   PhaseCounts ended_;          // of arenas that are gone

@@ -17,6 +17,8 @@ using RecordStream = void (*)(void* self, const c10::DataPtr& block, StreamValue
 using Pool = void (*)(void* self, std::int8_t device, std::uint64_t first,
                       std::uint64_t second, void* filter);
 
+using EmptyCache = void (*)(void* self, std::uint64_t first, std::uint64_t second);
+
 void on_delete(void* address);
 
 c10::DataPtr ours(void* address, std::int8_t device) {
@@ -44,13 +46,15 @@ void note_request(State& s, const void* address, std::size_t bytes) {
 }
 
 // A block of torch's own whose end is to be seen: it gets our deleter, unless somebody
-// else's books hang on the one that it has.
-void follow(State& s, c10::DataPtr& block) {
+// else's books hang on the one that it has. Returns whether it has ours.
+bool follow(State& s, c10::DataPtr& block) {
   c10::Deleter& deleter = block.context.get_deleter();
+  if (deleter == &on_delete) return true;
   c10::Deleter known = nullptr;
   s.native_delete.compare_exchange_strong(known, deleter);
-  if (known != nullptr && known != deleter) return;
+  if (known != nullptr && known != deleter) return false;
   deleter = &on_delete;
+  return true;
 }
 
 // ---- in the slots
@@ -73,25 +77,19 @@ c10::DataPtr from_torch(State& s, void* self, std::size_t bytes, Arenas* arenas,
   }
 }
 
-// Whether `bytes` at once may be taken; what torch keeps free is given back first.
-bool permitted(State& s, Arenas& arenas, std::int64_t stream, std::uint64_t bytes,
-               bool hot) {
-  const Permission permission = s.permission.load();
-  return permission == nullptr ||
-         permission(arenas.device(), arenas.rank_of(stream), bytes, hot);
+// Of all devices, as torch has it.
+void empty_cache(State& s, void* self) {
+  const auto native =
+      reinterpret_cast<EmptyCache>(s.native[static_cast<int>(Role::kEmptyCache)][0]);
+  native(self, 0, 0);
 }
 
 // Memory for the arena that is wanted, and the request's place there.
 void* in_new_arena(State& s, void* self, Arenas& arenas, const Arenas::Answer& answer,
-                   std::size_t bytes, std::int64_t stream) {
-  const std::uint64_t size = arenas.arena_bytes(answer.wanted);
-  if (!permitted(s, arenas, stream, size, answer.hot)) {
-    arenas.defer(answer.wanted);
-    return nullptr;
-  }
+                   std::size_t bytes) {
   c10::DataPtr block;
   try {
-    block = s.allocate(self, size);
+    block = s.allocate(self, arenas.arena_bytes(answer.wanted));
   } catch (...) {
     if (!out_of_memory()) {
       arenas.made(answer, {}, bytes);
@@ -119,23 +117,25 @@ c10::DataPtr served(void* self, std::size_t bytes) {
     arenas->pass_by(bytes, stream);
     return s.allocate(self, bytes);
   }
-  const Arenas::Answer answer = arenas->allocate(bytes, stream);
-  void* address = answer.address;
-  if (answer.wanted != nullptr) {
-    address = in_new_arena(s, self, *arenas, answer, bytes, stream);
+  Arenas::Answer answer = arenas->allocate(bytes, stream);
+  answer.returned.clear();
+  c10::DataPtr block;
+  try {
+    if (answer.empty) empty_cache(s, self);
+    void* address = answer.address;
+    if (answer.wanted != nullptr) address = in_new_arena(s, self, *arenas, answer, bytes);
+    block = address != nullptr ? ours(address, device)
+                               : from_torch(s, self, bytes, arenas, stream, device);
+    if (address == nullptr) {
+      const bool followed = follow(s, block);
+      arenas->served(answer, followed ? block.data : nullptr, bytes, stream);
+    }
+  } catch (...) {
+    arenas->failed(answer, stream);
+    throw;
   }
-  // It is torch's, permitted or not: steps that get larger and larger would each leave
-  // one more block, too small for the next.
-  if (answer.beside) static_cast<void>(permitted(s, *arenas, stream, bytes, false));
-  const bool log = s.log.is_open() && logged(s, device, arenas->rank_of(stream));
-  if (address != nullptr) {
-    if (log) note_request(s, address, bytes);
-    return ours(address, device);
-  }
-  c10::DataPtr block = from_torch(s, self, bytes, arenas, stream, device);
-  if (log) {
+  if (s.log.is_open() && logged(s, device, arenas->rank_of(stream))) {
     note_request(s, block.data, bytes);
-    follow(s, block);
   }
   return block;
 }
@@ -149,13 +149,21 @@ c10::DataPtr on_allocate(void* self, std::size_t bytes) {
 void on_delete(void* address) {
   State& s = state();
   // Before it is free, or another thread's reuse of the address would come first.
-  if (s.log.is_open()) s.log.append(event_of(kFree, address, 0));
+  if (s.log.is_open()) {
+    Arenas* arenas = existing(s.log_device);
+    if (arenas != nullptr && arenas->lies_on(address, s.log_rank)) {
+      s.log.append(event_of(kFree, address, 0));
+    }
+  }
   Arenas::Blocks returned;
   for (const auto& entry : s.devices) {
     Arenas* arenas = entry.load(std::memory_order_acquire);
-    if (arenas != nullptr && arenas->release(address, returned)) return;
+    if (arenas == nullptr) continue;
+    const Arenas::Released released = arenas->release(address, returned);
+    if (released == Arenas::Released::kOurs) return;
+    if (released == Arenas::Released::kTorchs) break;
   }
-  s.native_delete.load()(address);  // of a block that was followed
+  s.native_delete.load()(address);
 }
 
 template <std::size_t kWhich>
@@ -207,6 +215,19 @@ void on_end_pool(void* self, std::int8_t device, std::uint64_t first,
   if (Arenas* arenas = arenas_of(device)) arenas->pool(false);
 }
 
+// Without a pool's two numbers it is the whole cache; arenas without a block go, too.
+template <std::size_t kWhich>
+void on_empty_cache(void* self, std::uint64_t first, std::uint64_t second) {
+  const auto native = reinterpret_cast<EmptyCache>(
+      state().native[static_cast<int>(Role::kEmptyCache)][kWhich]);
+  if (first == 0 && second == 0) {
+    for (Arenas* arenas : all_arenas()) {
+      const Arenas::Blocks returned = arenas->empty_cache();  // goes back to torch here
+    }
+  }
+  native(self, first, second);
+}
+
 template <std::size_t... kWhich>
 constexpr auto hooks(std::index_sequence<kWhich...>) {
   using Row = std::array<void*, kMostOfARole>;
@@ -214,6 +235,7 @@ constexpr auto hooks(std::index_sequence<kWhich...>) {
       Row{reinterpret_cast<void*>(&on_record_stream<kWhich>)...},
       Row{reinterpret_cast<void*>(&on_begin_pool<kWhich>)...},
       Row{reinterpret_cast<void*>(&on_end_pool<kWhich>)...},
+      Row{reinterpret_cast<void*>(&on_empty_cache<kWhich>)...},
   };
 }
 

@@ -148,7 +148,7 @@ std::string find_slot(const char* path, std::size_t& slot) {
   // That the order is the same is seen where other functions were found by watching them.
   constexpr std::array<const char*, static_cast<int>(Role::kRoles)> kKnown = {
       "12recordStreamERKN3c107DataPtr", "19beginAllocateToPool",
-      "17endAllocateToPool"};
+      "17endAllocateToPool", "10emptyCache"};
   for (std::size_t role = 0; role < kKnown.size(); ++role) {
     bool same = false;
     const std::size_t named = slot_named(table, s.torch.slots, kKnown[role]);

@@ -100,16 +100,6 @@ std::uintptr_t on_watched(std::uintptr_t a, std::uintptr_t b, std::uintptr_t c,
 
 }  // namespace
 
-DeviceGuard::DeviceGuard(const Runtime& runtime, int device) : runtime_(runtime) {
-  if (runtime_.get_device(&before_) != kSuccess) return;
-  if (before_ == device) return;
-  changed_ = runtime_.set_device(device) == kSuccess;
-}
-
-DeviceGuard::~DeviceGuard() {
-  if (changed_) runtime_.set_device(before_);
-}
-
 bool is_code(const void* address) { return lies_in(address, PF_X); }
 
 std::string find_torch(const char* path, Torch& torch) {

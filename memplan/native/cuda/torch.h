@@ -36,8 +36,13 @@ struct Runtime {
 // Makes `device` the calling thread's current one, and the old one again at the end.
 class DeviceGuard {
  public:
-  DeviceGuard(const Runtime& runtime, int device);
-  ~DeviceGuard();
+  DeviceGuard(const Runtime& runtime, int device) : runtime_(runtime) {
+    if (runtime_.get_device(&before_) != kSuccess || before_ == device) return;
+    changed_ = runtime_.set_device(device) == kSuccess;
+  }
+  ~DeviceGuard() {
+    if (changed_) runtime_.set_device(before_);
+  }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 

@@ -178,8 +178,10 @@ class Server {
     std::sort(kept_.begin(), kept_.end());
   }
 
-  // `bytes` are asked for, and taken where the answer says.
-  Place serve(std::uint64_t bytes) {
+  // `bytes` are asked for, and taken where the answer says. outside: in the loop, a request
+  // that departs from the plan may go to the default allocator; in the arena, one that
+  // stays would be in the way of every step to come.
+  Place serve(std::uint64_t bytes, bool outside = false) {
     ++step_.requests;
     const std::size_t entry = steps_.match(bytes);
     if (entry != kNoMatch) {
@@ -197,8 +199,7 @@ class Server {
     }
     const bool conflict = entry != kNoMatch;
     const bool copy = !conflict && is_copy(bytes);
-    if (looped() && (copy || bytes <= fallback_)) {
-      fallback_ -= std::min(bytes, fallback_);
+    if (looped() && (copy || outside)) {
       copies_ += copy;
       return {depart(bytes, -1), kNoMatch};
     }
@@ -257,13 +258,19 @@ class Server {
     ++step_.requests;
     return depart(bytes, ranges_.take_anywhere(bytes, ranges_.size()));
   }
+  // The latest request, a departure that was to go to the default allocator, goes into the
+  // arena's free space after all: returns the offset, or -1 if it does not fit.
+  std::int64_t bring_in(std::uint64_t bytes) {
+    const std::int64_t offset = ranges_.take_anywhere(bytes, ranges_.size());
+    if (offset < 0) return -1;
+    --step_.fallback;
+    step_.fallback_bytes -= bytes;
+    return depart(bytes, offset);
+  }
   // Whether requests that depart from the plan go into the arena's free space, as they do
   // at first, or to the default allocator.
   void place_departures(bool placed) { departures_placed_ = placed; }
   bool places_departures() const { return departures_placed_; }
-  // So many bytes of them, of the loop's, go to the default allocator before any goes into
-  // the arena: one that stays there would be in the way of every step to come.
-  void allow_fallback(std::uint64_t bytes) { fallback_ = bytes; }
   // Whether a step of the warm-up has made far more requests than the whole plan, so that
   // there is no point in waiting for its end.
   bool overdue() const {
@@ -349,7 +356,6 @@ class Server {
   Ranges ranges_;
   std::optional<Table> next_table_;
   bool departures_placed_ = true;
-  std::uint64_t fallback_ = 0;  // bytes, see allow_fallback
   bool as_planned_ = false;  // the last step was, but for copies of weights
   std::uint64_t copies_ = 0;  // in this step
   std::vector<std::uint64_t> kept_;  // sizes of what stays outside the arena; ascending

@@ -1,0 +1,157 @@
+// What torch reserves of a device under plans, and what it would reserve without them: two
+// models of its allocator, one of the blocks that it serves, the arenas among them, and one
+// of all that the program asked for. What plans add shows as the first exceeds the second.
+//
+// Requests in memory pools and under capture are in neither: they are torch's either way.
+// Not thread-safe: the owner holds a lock.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory_resource>
+#include <optional>
+#include <unordered_map>
+
+#include "replay/caching.h"
+
+namespace memplan::cuda {
+
+class Shadow {
+ public:
+  using Block = CachingModel::Block;
+  static constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
+
+  // Bytes that torch may reserve though the program would not need them yet without plans:
+  // it does later, by a recording. kUnlimited where that is not known.
+  void expect(std::uint64_t bytes) { expected_ = std::max(expected_, bytes); }
+  // What torch would have reserved at most without plans, or may by `expect`.
+  std::uint64_t limit() const { return std::max({most_native_, native_, expected_}); }
+  std::uint64_t most_natively() const { return most_native_; }
+  std::uint64_t most_reserved() const { return most_outside_; }
+
+  // A stream asks for `bytes`; without plans the block would be torch's. One of the next
+  // four is to follow.
+  Block* request(std::uint64_t bytes, std::int64_t stream) {
+    Models& models = of(stream);
+    Block* block = nullptr;
+    native_ += change(models.native, [&] { block = models.native.allocate(bytes); });
+    return block;
+  }
+  // Where such a block lies: in an arena, or torch serves it.
+  void in_arena(const void* address, Block* native, std::int64_t stream) {
+    lies(address, native, nullptr, of(stream));
+  }
+  void outside(const void* address, Block* native, std::uint64_t bytes,
+               std::int64_t stream) {
+    lies(address, native, arena(bytes, stream), of(stream));
+  }
+  // Its end will not be seen; or there is no memory for it, and torch has emptied its cache.
+  void drop(Block* native, std::int64_t stream) { of(stream).native.free(native); }
+  void fail(Block* native, std::int64_t stream) {
+    drop(native, stream);
+    empty_cache();
+  }
+  std::optional<std::int64_t> stream_of(const void* address) const {
+    const auto found = blocks_.find(address);
+    if (found == blocks_.end()) return std::nullopt;
+    return found->second.models->stream;
+  }
+  // Whether the block at `address` was known; it is freed.
+  bool release(const void* address) {
+    const auto found = blocks_.find(address);
+    if (found == blocks_.end()) return false;
+    const Lying& lying = found->second;
+    lying.models->native.free(lying.native);
+    if (lying.outside != nullptr) lying.models->outside.free(lying.outside);
+    blocks_.erase(found);
+    return true;
+  }
+
+  // torch serves an arena; and has it back.
+  Block* arena(std::uint64_t bytes, std::int64_t stream) {
+    Models& models = of(stream);
+    Block* block = nullptr;
+    outside_ += change(models.outside, [&] { block = models.outside.allocate(bytes); });
+    most_outside_ = std::max(most_outside_, outside_);
+    return block;
+  }
+  void arena_gone(Block* block, std::int64_t stream) { of(stream).outside.free(block); }
+
+  // Bytes that torch would reserve beside those it has, if it served `bytes` now; and
+  // how many of them lie beyond the limit.
+  std::uint64_t growth(std::uint64_t bytes, std::int64_t stream) {
+    return of(stream).outside.growth(bytes);
+  }
+  std::uint64_t excess(std::uint64_t bytes, std::int64_t stream) {
+    const std::uint64_t more = growth(bytes, stream), after = outside_ + more;
+    return more > 0 && after > limit() ? after - limit() : 0;
+  }
+  // Whether it may serve them; not if no limit is known.
+  bool has_room(std::uint64_t bytes, std::int64_t stream) {
+    return expected_ != kUnlimited && excess(bytes, stream) == 0;
+  }
+  // Bytes that torch would give back if its cache were emptied.
+  std::uint64_t idle() const {
+    std::uint64_t sum = 0;
+    for (const Models& models : models_) sum += models.outside.idle();
+    return sum;
+  }
+  std::uint64_t reserved() const { return outside_; }
+
+  // The cache is emptied: for an arena, or by the program, which would do so without plans.
+  void empty_outside() {
+    for (Models& models : models_) {
+      outside_ += change(models.outside, [&] { models.outside.empty_cache(); });
+    }
+  }
+  void empty_cache() {
+    empty_outside();
+    for (Models& models : models_) {
+      native_ += change(models.native, [&] { models.native.empty_cache(); });
+    }
+  }
+
+ private:
+  struct Models {
+    explicit Models(std::int64_t id) : stream(id) {}
+    std::int64_t stream;
+    CachingModel native;
+    CachingModel outside;
+  };
+  struct Lying {
+    Block* native;
+    Block* outside;  // null: in an arena
+    Models* models;
+  };
+
+  void lies(const void* address, Block* native, Block* outside, Models& models) {
+    most_native_ = std::max(most_native_, native_);
+    blocks_[address] = {native, outside, &models};
+  }
+  Models& of(std::int64_t stream) {
+    for (Models& models : models_) {
+      if (models.stream == stream) return models;
+    }
+    return models_.emplace_back(stream);
+  }
+  // By how much `act` changes what the model has reserved; it may wrap, as sums do.
+  template <typename Act>
+  static std::uint64_t change(const CachingModel& model, Act act) {
+    const std::uint64_t before = model.reserved();
+    act();
+    return model.reserved() - before;
+  }
+
+  std::list<Models> models_;  // of each stream
+  std::pmr::unsynchronized_pool_resource memory_{own_pages()};
+  std::pmr::unordered_map<const void*, Lying> blocks_{&memory_};
+  std::uint64_t native_ = 0;  // bytes reserved
+  std::uint64_t outside_ = 0;
+  std::uint64_t most_native_ = 0;
+  std::uint64_t most_outside_ = 0;
+  std::uint64_t expected_ = 0;
+};
+
+}  // namespace memplan::cuda
