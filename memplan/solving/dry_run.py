@@ -18,7 +18,7 @@ from memplan.trace.trace import Action, Trace
 
 MOST_EVENTS = 10_000_000
 NEARLY = 100  # the rules hold if they predict the recording to one part in so many
-_REQUEST, _FREE, _STEP = range(3)  # as the native code numbers them
+_REQUEST, _FREE, _STEP, _EMPTY = range(4)  # as the native code numbers them
 
 
 def predicted_bytes(trace: Trace, plan: Plan) -> int:
@@ -40,6 +40,9 @@ def predicted_bytes(trace: Trace, plan: Plan) -> int:
     what[events.action == Action.FREE_COMPLETED] = _FREE
     marks = [int(mark) for mark in step_marks(plan.provenance.program)]
     what[(events.action == Action.STEP) & np.isin(events.mark, marks)] = _STEP
+    # Segments go one after the other when the cache is emptied.
+    given_back = events.action == Action.SEGMENT_FREE
+    what[given_back & ~np.roll(given_back, 1)] = _EMPTY
     rows = np.flatnonzero(what >= 0)
     handles, numbers = np.unique(events.stream, return_inverse=True)
     numbers = np.where(handles == stream, 0, np.arange(1, len(handles) + 1))[numbers]

@@ -23,18 +23,24 @@ Step = list[tuple[int, bool]]  # requests, bytes, freed before the next one or k
 KEPT = True
 
 
-def recorded(*steps: Step, weight: int = 30 * MIB, lost: int = 0) -> Trace:
+def recorded(
+    *steps: Step, weight: int = 30 * MIB, lost: int = 0, emptied: bool = False
+) -> Trace:
     """The events of a program under torch's allocator: a weight, then marked steps.
 
-    lost: bytes reserved that no rule explains.
+    lost: bytes reserved that no rule explains. emptied: the cache is, after each step.
     """
     allocator = CachingAllocator()
     rows: list[tuple[Action, Mark, int, int]] = []
 
+    def segments() -> None:
+        for made, address, length in allocator.take_changes():
+            action = Action.SEGMENT_ALLOC if made else Action.SEGMENT_FREE
+            rows.append((action, Mark.NONE, address, length))
+
     def request(size: int) -> int:
         at, rounded = allocator.allocate(size)
-        for _, address, length in allocator.take_changes():
-            rows.append((Action.SEGMENT_ALLOC, Mark.NONE, address, length))
+        segments()
         rows.append((Action.ALLOC, Mark.NONE, at, rounded))
         return at
 
@@ -47,6 +53,9 @@ def recorded(*steps: Step, weight: int = 30 * MIB, lost: int = 0) -> Trace:
             at = request(size)
             if not kept:
                 rows.append((Action.FREE_COMPLETED, Mark.NONE, at, allocator.free(at)))
+        if emptied:
+            allocator.empty_cache()
+            segments()
     action, mark, address, size = zip(*rows, strict=True)
     events = Columns.of(
         time_ns=range(len(rows)),
@@ -89,6 +98,14 @@ def test_a_small_arena_lies_in_a_segment_that_is_there() -> None:
     small: Step = [(2 * MIB, False), (3 * MIB, False)]
     run = predicted(recorded(*[small] * 5, weight=4 * MIB))
     assert (run.reserved_bytes, run.planned_bytes) == (20 * MIB, 20 * MIB)
+
+
+def test_a_cache_that_the_program_empties_is_no_other_rule() -> None:
+    # One after the other, each step's blocks are larger than what was kept.
+    steps: list[Step] = [[(48 * MIB, False)], [(50 * MIB, False)]] * 3
+    run = predicted(recorded(*steps, emptied=True))
+    assert run.reserved_bytes == (30 + 50) * MIB
+    assert run.planned_bytes == (30 + 50) * MIB
 
 
 def test_nothing_is_predicted_of_an_allocator_by_other_rules() -> None:

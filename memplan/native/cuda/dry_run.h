@@ -12,10 +12,11 @@
 
 namespace memplan::cuda {
 
-enum class Happening : std::int64_t { kRequest, kFree, kStep };
+// kEmpty: torch gave back what it kept, as the program asked it to.
+enum class Happening : std::int64_t { kRequest, kFree, kStep, kEmpty };
 
 // What happened, in order: columns of one length. Streams are numbered, and 0 is the one
-// that has a plan; a step has no address, size and stream.
+// that has a plan; steps and emptied caches have no address, size and stream.
 struct Happenings {
   std::span<const std::int64_t> what;
   std::span<const std::int64_t> addresses;
@@ -50,6 +51,9 @@ inline Reserved dry_run(Table table, std::uint64_t reserved, const Happenings& a
     switch (static_cast<Happening>(all.what[i])) {
       case Happening::kStep:
         arenas.next_step();
+        break;
+      case Happening::kEmpty:
+        arenas.empty_cache();
         break;
       case Happening::kFree:
         if (const auto found = blocks.find(recorded); found != blocks.end()) {
