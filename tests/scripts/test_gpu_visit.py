@@ -19,7 +19,10 @@ def visit(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_fails_stops_nothing_else_and_is_told(tmp_path: Path) -> None:
-    done = visit("tests", "programs", "--built", "--out", tmp_path, "--only", "tiny")
+    busy = ("--seconds", 5000, "--patience", 50)
+    done = visit(
+        *("tests", "programs", "--built", "--out", tmp_path, "--only", "tiny", *busy)
+    )
     assert done.returncode == 1
     failed = {line for line in done.stdout.splitlines() if line.startswith("FAILED")}
     assert any(line.startswith("FAILED soak: ended with 1") for line in failed)
