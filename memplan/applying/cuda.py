@@ -237,9 +237,9 @@ class CudaLoader:
 def may_reserve(plan: Plan) -> int:
     """Bytes that torch may reserve under `plan` before it would without it.
 
-    The program is to come to the recorded bytes in any case; but not where sizes vary.
+    The program is to come to the recorded bytes in any case; but not where steps vary.
     """
-    if plan.elastic:
+    if plan.varies:
         return 0
     return plan.provenance.recorded_device.reserved_bytes or UNLIMITED
 

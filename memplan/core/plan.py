@@ -284,6 +284,12 @@ class Plan:
         return replace(self, provenance=replace(self.provenance, **changes))
 
     @property
+    def varies(self) -> bool:
+        """Whether steps are of many sizes, or of several kinds in no order: the recorded
+        run tells little of another one."""
+        return self.elastic or self.lifespan_bytes > 0
+
+    @property
     def pays(self) -> bool:
         """False if it is known that torch would reserve more of a GPU under the plan.
 
@@ -291,8 +297,7 @@ class Plan:
         them grows from step to step, and the arena does not.
         """
         run = self.provenance.recorded_device
-        varies = self.elastic or self.lifespan_bytes > 0
-        most = run.reserved_bytes + (run.reserved_bytes // 50 if varies else 0)
+        most = run.reserved_bytes + (run.reserved_bytes // 50 if self.varies else 0)
         return not run.reserved_bytes or run.planned_bytes <= most
 
     def __repr__(self) -> str:

@@ -49,7 +49,7 @@ def predicted_bytes(trace: Trace, plan: Plan) -> int:
     arena = rounded(plan.arena_bytes)
     natively, planned = _alloc.dry_run(
         replay_arrays(plan).table(arena, arena, cuda=True),
-        0 if plan.elastic else recorded,
+        0 if plan.varies else recorded,
         *(
             np.ascontiguousarray(column[rows], dtype=np.int64)
             for column in (what, events.address.astype(np.int64), events.size, numbers)
