@@ -27,6 +27,7 @@ from memplan.solving.options import BEST, MAX_SEED, MIP_SOLVERS, PRIORITIES, Opt
 from memplan.solving.outlook import Outlook, outlook
 from memplan.solving.solve import solve
 from memplan.text import name_as_text
+from memplan.trace.modelled import EXPANDABLE
 from memplan.trace.trace import Trace
 from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
 
@@ -250,6 +251,7 @@ class Solved:
             found["reserved"] = {
                 "recorded_bytes": run.reserved_bytes,
                 "planned_bytes": run.planned_bytes,
+                "expandable_bytes": run.expandable_bytes,
                 "pays": self.plan.pays,
             }
         return found
@@ -333,6 +335,11 @@ class Solved:
         rows = [("reserved", f"{recorded} recorded, {planned} under the plan")]
         if not self.plan.pays:
             rows.append(("", "which is more: memplan apply runs the program without"))
+        if run.expandable_bytes:
+            other = format_bytes(run.expandable_bytes)
+            rows.append(("", f"{other} with {EXPANDABLE} and no plan"))
+            if run.expandable_bytes <= min(run.planned_bytes, run.reserved_bytes):
+                rows.append(("", "which is no more: set it in PYTORCH_CUDA_ALLOC_CONF"))
         return rows
 
 

@@ -21,6 +21,7 @@ from memplan.reporting.live import By, Live
 from memplan.reporting.saving import MOST_EVENTS, saving
 from memplan.reporting.stats import Stats, summarize
 from memplan.sweep import sweep
+from memplan.trace.modelled import EXPANDABLE
 from memplan.trace.reserved import Reserved
 from memplan.trace.sites import Site
 from memplan.trace.trace import Category, Trace
@@ -134,6 +135,7 @@ def _entries(found: Stats) -> dict[str, Any]:
         "reserved": reserved
         and {
             **show.picked(reserved, peak_bytes="bytes", peak_time="seconds"),
+            "expandable_bytes": reserved.expandable,
             "at": _reserved_entries(reserved.at),
         },
     }
@@ -210,8 +212,10 @@ def _reserved_rows(found: Stats) -> list[tuple[str, str]]:
     most, at = found.reserved, found.reserved.at
     first, when = map(format_seconds, (most.seconds, found.at.seconds))
     part, whole = map(format_bytes, (at.allocated, at.reserved))
+    other = f"{format_bytes(most.expandable)} with {EXPANDABLE}"
     return [
         ("reserved", f"{format_bytes(most.bytes)} at most, after {first}"),
+        *([("", other)] if most.expandable else []),
         ("allocated", f"{part} of {whole} reserved, after {when}"),
         *_idle("fragmented", at),
     ]

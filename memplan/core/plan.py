@@ -180,7 +180,8 @@ class DeviceRun:
     """What a recorded run took of a GPU, by torch's allocator; 0 where it is not known.
 
     Bytes at most; mallocs, frees: calls of cudaMalloc and cudaFree. planned_bytes: what
-    it would have reserved under the plan, by the rules of torch's allocator.
+    it would have reserved under the plan, by the rules of torch's allocator;
+    expandable_bytes: with expandable_segments instead of a plan.
     """
 
     reserved_bytes: int = 0
@@ -188,6 +189,7 @@ class DeviceRun:
     mallocs: int = 0
     frees: int = 0
     planned_bytes: int = 0
+    expandable_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -285,8 +287,10 @@ class Plan:
 
     @property
     def varies(self) -> bool:
-        """Whether steps are of many sizes, or of several kinds in no order: the recorded
-        run tells little of another one."""
+        """Whether steps are of many sizes, or of several kinds in no order.
+
+        What the recorded run took then tells little of another run.
+        """
         return self.elastic or self.lifespan_bytes > 0
 
     @property

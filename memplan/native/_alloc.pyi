@@ -146,6 +146,12 @@ class RequestLog:
 
 def start_lanes(replays: list[Replay]) -> bool: ...
 def outside_lanes() -> dict[str, int]: ...
+def modelled(
+    what: npt.NDArray[np.int64],
+    addresses: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    streams: npt.NDArray[np.int64],
+) -> tuple[int, int]: ...
 def dry_run(
     table: Table,
     reserved: int,
@@ -153,7 +159,7 @@ def dry_run(
     addresses: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64],
     streams: npt.NDArray[np.int64],
-) -> tuple[int, int]: ...
+) -> int: ...
 
 class Ranges:
     def __init__(self, size: int, granularity: int) -> None: ...

@@ -9,6 +9,7 @@ import numpy as np
 from memplan.reporting.leak import Leak, find_leak, outliving
 from memplan.reporting.live import Live, live_after, live_at
 from memplan.trace.lives import Lives, lives_of
+from memplan.trace.modelled import expandable_bytes
 from memplan.trace.reserved import Reserved, reserved_at, reserved_bytes
 from memplan.trace.sites import Site, site_of
 from memplan.trace.trace import Action, Trace
@@ -35,11 +36,13 @@ class OutOfMemory:
 @dataclass(frozen=True)
 class MostReserved:
     """The most that an allocator reserved, in bytes, and when, since the first event;
-    at: what was reserved at the moment that was asked for."""
+    at: what was reserved at the moment that was asked for; expandable: bytes with
+    torch's expandable_segments, 0 where that is not known."""
 
     bytes: int
     seconds: float
     at: Reserved
+    expandable: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def _most_reserved(trace: Trace, at: Live) -> MostReserved | None:
     row = int(np.argmax(reserved))
     when = float(at.buffers.time_s[row])
     held = reserved_at(trace.events, at.row, at.buffers.row[at.chosen])
-    return MostReserved(int(reserved[row]), when, held)
+    return MostReserved(int(reserved[row]), when, held, expandable_bytes(trace))
 
 
 def _out_of_memory(trace: Trace, buffers: Lives) -> OutOfMemory | None:

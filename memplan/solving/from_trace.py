@@ -14,7 +14,7 @@ from memplan.core.problem import FREE, Problem
 from memplan.core.verify import warmup_with_first_step
 from memplan.errors import NoPlanError
 from memplan.limits import MAX_LANES
-from memplan.solving.dry_run import predicted_bytes
+from memplan.solving.dry_run import forecast
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import BEST, DEFAULTS, Options
 from memplan.solving.placing import ORDERS, place_around
@@ -94,9 +94,11 @@ def solve_trace(
 
 
 def _with_prediction(plan: Plan, trace: Trace) -> Plan:
-    """With what torch would reserve of the GPU under it, where that is known."""
-    found = predicted_bytes(trace, plan)
-    run = replace(plan.provenance.recorded_device, planned_bytes=found)
+    """With what torch would reserve of the GPU, under it and otherwise, where that is
+    known."""
+    planned, expandable = forecast(trace, plan)
+    run = plan.provenance.recorded_device
+    run = replace(run, planned_bytes=planned, expandable_bytes=expandable)
     return plan.coming_from(recorded_device=run)
 
 

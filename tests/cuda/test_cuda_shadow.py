@@ -4,14 +4,8 @@ Requests of 12 MiB have segments of their own, so what is reserved can be counte
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from memplan.core.tables import ReplayArrays
-from memplan.native import _alloc
-from memplan.trace.caching_allocator import CachingAllocator
 from tests.cuda.cuda_world import MIB, World
 
 BLOCK = 12 * MIB
@@ -163,36 +157,3 @@ def test_what_no_device_holds_counts_for_nothing(world: World) -> None:
     # What torch kept it has given back, in search of memory.
     world.take(ARENA + BLOCK)
     assert world.stats()["native_bytes_peak"] == ARENA + BLOCK
-
-
-SIZES = st.sampled_from(
-    [1, 512, 5000, MIB, MIB + 1, 3 * MIB, 10 * MIB - 512, 10 * MIB, 12 * MIB, 33 * MIB]
-)
-
-
-@given(st.lists(st.tuples(SIZES, st.integers(0, 12)), max_size=60))
-def test_the_model_reserves_what_the_plain_one_does(
-    requests: list[tuple[int, int]],
-) -> None:
-    """requests: bytes, and after how many others each is freed."""
-    plain = CachingAllocator()
-    what, addresses, sizes = [], [], []
-    due: dict[int, list[tuple[int, int]]] = {}
-    for i, (size, lives) in enumerate(requests):
-        at, _ = plain.allocate(size)
-        due.setdefault(i + lives, []).append((i + 1, at))
-        what.append(0)
-        addresses.append(i + 1)
-        sizes.append(size)
-        for number, address in due.pop(i, []):
-            plain.free(address)
-            what.append(1)
-            addresses.append(number)
-            sizes.append(0)
-    none = np.empty(0, dtype=np.int64)
-    table = ReplayArrays(none, none, none, 0, 0, [], none.astype(np.bool_)).table(
-        0, 0, cuda=True
-    )
-    columns = (np.array(each, dtype=np.int64) for each in (what, addresses, sizes))
-    found = _alloc.dry_run(table, 0, *columns, np.zeros(len(what), dtype=np.int64))
-    assert found == (plain.most_reserved, plain.most_reserved)

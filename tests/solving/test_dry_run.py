@@ -117,8 +117,30 @@ def test_nothing_is_predicted_of_an_allocator_by_other_rules() -> None:
 def test_nothing_is_predicted_of_a_recording_that_is_not_whole() -> None:
     trace = recorded(*[LOOP] * 5)
     assert predicted(replace(trace, info=replace(trace.info, complete=False))) == (
-        replace(predicted(trace), planned_bytes=0)
+        replace(predicted(trace), planned_bytes=0, expandable_bytes=0)
     )
+
+
+def test_blocks_of_one_range_share_its_memory_with_expandable_segments() -> None:
+    run = predicted(recorded(*[LOOP] * 5))
+    assert run.expandable_bytes == 80 * MIB  # 30 + 48 MiB, of which the 33 are a part
+    small: Step = [(1000, False), (4 * MIB, False)]
+    run = predicted(recorded(*[small] * 5, weight=16 * MIB))
+    assert run.expandable_bytes == (2 + 20) * MIB
+
+
+def test_what_takes_as_little_without_a_plan_is_said(
+    memplan: Run, tmp_path: Path
+) -> None:
+    write_trace(recorded(*[LOOP] * 5, weight=31 * MIB), tmp_path / "t.parquet")
+    shown = " ".join(memplan("solve", "t.parquet", "-o", "p.json").stdout.split())
+    told = "80.0 MiB with expandable_segments:True and no plan which is no more"
+    assert told in shown
+    weight = tmp_path / "w.parquet"
+    write_trace(recorded(*[LOOP] * 5, weight=44 * MIB), weight)
+    shown = " ".join(memplan("solve", "w.parquet", "-o", "q.json").stdout.split())
+    assert "100.0 MiB with expandable_segments:True and no plan" in shown
+    assert "which is no more" not in shown
 
 
 def paying(natively: int, planned: int, *, elastic: bool = False) -> bool:
@@ -170,6 +192,7 @@ def test_solve_says_that_a_plan_does_not_pay(memplan: Run, tmp_path: Path) -> No
     assert "next: memplan plot" in shown
     done = memplan("solve", "t.parquet", "-o", "p.json", "--force", "--json")
     sizes = {"recorded_bytes": 112 * MIB, "planned_bytes": 118 * MIB}
+    sizes["expandable_bytes"] = 120 * MIB  # 30 + 33 + 40 MiB, and units of 20 MiB
     assert json.loads(done.stdout)["reserved"] == sizes | {"pays": False}
     again = read_plan(tmp_path / "p.json")
     assert again.provenance.recorded_device.planned_bytes == 118 * MIB

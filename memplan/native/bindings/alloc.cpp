@@ -20,7 +20,7 @@
 #include "alloc/stacks.h"
 #include "alloc/watch.h"
 #include "bindings/arrays.h"
-#include "cuda/dry_run.h"
+#include "cuda/forecast.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -289,15 +289,31 @@ NB_MODULE(_alloc, m) {
         return new Replay(table, reserve, cold);
       },
       "table"_a, "reserve"_a, "cold"_a = 0, nb::rv_policy::reference);
-  // The most bytes that torch would reserve for a recorded program, and under a plan.
+  // The most bytes that torch would reserve for a recorded program: by itself, and with
+  // expandable_segments; and under a plan.
+  m.def(
+      "modelled",
+      [](const Column& what, const Column& addresses, const Column& sizes,
+         const Column& streams) {
+        memplan::cuda::Streams<memplan::CachingModel> natively;
+        memplan::cuda::Streams<memplan::ExpandableModel> expandable;
+        const memplan::cuda::Happenings all = {span_of(what), span_of(addresses),
+                                               span_of(sizes), span_of(streams)};
+        all.replay(natively);
+        all.replay(expandable);
+        return std::pair(natively.most(), expandable.most());
+      },
+      "what"_a, "addresses"_a, "sizes"_a, "streams"_a,
+      nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "dry_run",
       [](const memplan::Table& table, std::uint64_t reserved, const Column& what,
          const Column& addresses, const Column& sizes, const Column& streams) {
-        const auto found = memplan::cuda::dry_run(
-            table, reserved,
-            {span_of(what), span_of(addresses), span_of(sizes), span_of(streams)});
-        return std::pair(found.natively, found.planned);
+        memplan::cuda::Planned planned(table, reserved);
+        memplan::cuda::Happenings{span_of(what), span_of(addresses), span_of(sizes),
+                                  span_of(streams)}
+            .replay(planned);
+        return planned.most();
       },
       "table"_a, "reserved"_a, "what"_a, "addresses"_a, "sizes"_a, "streams"_a,
       nb::call_guard<nb::gil_scoped_release>());
