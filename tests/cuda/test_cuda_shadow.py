@@ -59,6 +59,13 @@ def test_an_arena_of_the_recorded_bytes_comes_at_once(
     assert freed() == 0
 
 
+def test_what_one_plan_expects_counts_for_that_one_alone(world: World) -> None:
+    world.plan(STEP, ARENA, reserved=2 * ARENA)
+    world.native.retire()
+    world.plan(STEP, ARENA, reserved=0)
+    assert not any(run_step(world))
+
+
 def test_in_the_warm_up_what_torch_keeps_is_given_back_first(
     world: World, freed: Freed
 ) -> None:

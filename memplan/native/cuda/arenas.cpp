@@ -52,6 +52,7 @@ Arenas::Blocks Arenas::retire() {
   collect();
   for (Arena& arena : all_) arena.retired = true;
   by_rank_.clear();
+  shadow_.expect_nothing();
   Blocks returned;
   sweep(returned);
   return returned;

@@ -26,6 +26,7 @@ class Shadow {
   // Bytes that torch may reserve though the program would not need them yet without plans:
   // it does later, by a recording. kUnlimited where that is not known.
   void expect(std::uint64_t bytes) { expected_ = std::max(expected_, bytes); }
+  void expect_nothing() { expected_ = 0; }
   // What torch would have reserved at most without plans, or may by `expect`.
   std::uint64_t limit() const { return std::max({most_native_, native_, expected_}); }
   std::uint64_t most_natively() const { return most_native_; }
@@ -58,14 +59,19 @@ class Shadow {
     if (found == blocks_.end()) return std::nullopt;
     return found->second.models->stream;
   }
-  // Whether the block at `address` was known; it is freed.
-  bool release(const void* address) {
+  // Whether the block at `address` was known; it is freed. Without memory for our own books
+  // it stays in the models.
+  bool release(const void* address) noexcept {
     const auto found = blocks_.find(address);
     if (found == blocks_.end()) return false;
-    const Lying& lying = found->second;
-    lying.models->native.free(lying.native);
-    if (lying.outside != nullptr) lying.models->outside.free(lying.outside);
+    const Lying lying = found->second;
     blocks_.erase(found);
+    try {
+      lying.models->native.free(lying.native);
+      if (lying.outside != nullptr) lying.models->outside.free(lying.outside);
+    } catch (...) {
+      return true;
+    }
     return true;
   }
 
