@@ -1,7 +1,7 @@
 """Applying a plan to CUDA memory, inside torch's own allocator.
 
-One function of that allocator is exchanged: the one that tensors are made with. It
-serves planned requests from an arena, which is one block of the same allocator, and
+A few functions of that allocator are exchanged, first of all the one that tensors are
+made with. It serves planned requests from an arena, which is one block of the same allocator, and
 leaves all others to it, so whatever else a program asks of torch.cuda goes on working.
 """
 

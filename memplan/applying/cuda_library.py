@@ -197,7 +197,7 @@ class CudaReplay:
         self._call("stand_aside", aside)
 
     def place_departures(self, placed: bool) -> None:
-        """They always go to the arena's free space: it is the device's either way."""
+        """Where they go depends on what torch may reserve."""
 
     def take_steps(self) -> list[tuple[int, dict[str, int]]]:
         """The repeated steps that ended since the last call: number and counts."""

@@ -186,6 +186,8 @@ class _Builder:
             (args, kwargs),
             lambda at: Ref(next(names)) if isinstance(at, Ref) else at,
         )
+        if inner_name(op.name) in self._old.metas:
+            raise NotLoopableError(f"{op.name} would have another value's name there")
         made = Op(inner_name(op.name), found.target or op.target, args, kwargs, op.line)
         self._enter(made)
         expected = self._shapes(self._old.metas[op.name], piece)
@@ -246,8 +248,7 @@ class _Builder:
         window = need.window(self._name, meta.shape)
         key = name, need.dim, window
         if key not in self._inputs:
-            count = sum(outer == name for outer, _, _ in self._inputs)
-            inner = inner_name(name) + (str(count + 1) if count else "")
+            inner = self._free_name(name)
             self._inputs[key] = Input(inner, name, need.dim, window)
             low, high = window.at(self._body.ranges)
             shape = with_size(meta.shape, need.dim, high - low)
@@ -255,6 +256,16 @@ class _Builder:
             self._body.roots[inner] = self._old.roots[name]
             self._moves(inner, name, need)
         return self._inputs[key].inner
+
+    def _free_name(self, name: str) -> str:
+        """The name of a cut of `name`. In a loop within a loop, `x_i` may be there: a cut
+        of x that the loop around it takes."""
+        first = inner = inner_name(name)
+        count = 1
+        while inner in self._old.metas or inner in self._body.metas:
+            count += 1
+            inner = f"{first}{count}"
+        return inner
 
     def _narrowed(self, name: str, held: Slice, need: Slice) -> str:
         """The part of what the iteration holds that has a smaller halo."""

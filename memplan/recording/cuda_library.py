@@ -154,6 +154,8 @@ def require_known(library: SlotLibrary, torch: Any, *, events: bool = False) -> 
 def take_slots(library: SlotLibrary, torch: Any) -> None:
     """Hook torch's allocator, which must be in use, and find all slots needed.
 
+    Whatever torch keeps in its cache by then is given back.
+
     Raises EnvironmentUnfitError with what differs from the expected; torch then calls
     its own functions as before.
     """

@@ -12,6 +12,7 @@ from memplan.trace.trace import Action, Mark, Trace
 
 EXPANDABLE = "expandable_segments:True"  # of PYTORCH_CUDA_ALLOC_CONF
 MOST_EVENTS = 10_000_000
+MOST_BYTES = 1 << 48  # of a block
 NEARLY = 100  # the rules hold if they predict the recording to one part in so many
 _REQUEST, _FREE, _STEP, _EMPTY = range(4)  # as the native code numbers them
 
@@ -27,9 +28,11 @@ def happenings(
     what[events.action == Action.FREE_COMPLETED] = _FREE
     steps = np.isin(events.mark, [int(mark) for mark in marks])
     what[(events.action == Action.STEP) & steps] = _STEP
-    # Segments go one after the other when the cache is emptied.
+    # Segments go one after the other when the cache is emptied. They go for other
+    # reasons, too; the models are then checked against what was reserved.
     given_back = events.action == Action.SEGMENT_FREE
-    what[given_back & ~np.roll(given_back, 1)] = _EMPTY
+    given_back[1:] &= ~given_back[:-1].copy()
+    what[given_back] = _EMPTY
     rows = np.flatnonzero(what >= 0)
     handles, numbers = np.unique(events.stream, return_inverse=True)
     numbers = np.where(handles == stream, 0, np.arange(1, len(handles) + 1))[numbers]
@@ -50,6 +53,8 @@ def expandable_bytes(trace: Trace) -> int:
 
     recorded = most_reserved(trace.events)
     if not recorded or not trace.info.complete or len(trace.events) > MOST_EVENTS:
+        return 0
+    if int(trace.events.size.max()) > MOST_BYTES:
         return 0
     natively, expandable = _alloc.modelled(*happenings(trace))
     return expandable if abs(natively - recorded) <= recorded // NEARLY else 0

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import HealthCheck, Phase, example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+import memplan  # noqa: E402
 from memplan.chunking.canonical import rejoined, with_two_passes  # noqa: E402
 from memplan.chunking.code import compiled, source  # noqa: E402
 from memplan.chunking.recompute import Base  # noqa: E402
@@ -230,3 +231,18 @@ def test_a_loop_has_several_outputs() -> None:
 
 def test_the_machine_is_measured() -> None:
     assert all(constant > 0 for constant in astuple(calibrated()))
+
+
+class Named(torch.nn.Module):
+    """An input has the name that a slice of the other one has in a loop."""
+
+    def forward(self, x: Any, x_i: Any) -> Any:
+        return torch.relu(torch.tanh(x) @ x_i).softmax(-1) @ x_i.T
+
+
+def test_names_in_a_loop_are_its_own() -> None:
+    x, other = torch.randn(2000, 64), torch.randn(64, 512)
+    options = memplan.ChunkOptions(max_slowdown=100)
+    chunked = memplan.chunk(Named().eval(), (x, other), "30%", options=options)
+    assert chunked.memplan.internal_errors == {}
+    assert torch.allclose(chunked(x, other), Named()(x, other), atol=1e-5)

@@ -13,6 +13,7 @@ constexpr unsigned kAttempts = 3;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;  // no device has them
 constexpr std::uint64_t kSparePart = 64;  // of an arena: as much may lie idle beside it
 constexpr std::uint64_t kLargePart = 64;  // of an arena: as large a block counts as large
+constexpr unsigned kDraining = 16;        // steps
 
 }  // namespace
 
@@ -83,6 +84,7 @@ void Arenas::end_step(Arena& arena) {
   arena.departed = 0;
   arena.evidence = {};
   if (arena.wait > 0) --arena.wait;
+  if (arena.draining > 0) --arena.draining;
   ++steps_;
   if (end.hot && arena.ended.size() < kMostSteps) arena.ended.push_back(end);
   if (end.adopted) arena.aside = false;
@@ -122,8 +124,8 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
   const std::uint64_t bytes = round_up(requested, kGranularity);
   Lock lock(mutex_);
   collect();
-  Shadow::Block* shadow = shadow_.request(bytes, stream);
   Arena* arena = serving(stream);
+  const Shadow::Asked asked = shadow_.request(bytes, stream);
   Answer answer;
   if (arena == nullptr) {
     count_elsewhere(bytes);
@@ -131,8 +133,8 @@ Arenas::Answer Arenas::allocate(std::uint64_t requested, std::int64_t stream) {
   } else {
     answer = placed(*arena, bytes, stream);
   }
-  answer.shadow = shadow;
-  if (answer.address != nullptr) shadow_.in_arena(answer.address, shadow, stream);
+  answer.asked = asked;
+  if (answer.address != nullptr) shadow_.in_arena(answer.address, asked);
   return answer;
 }
 
@@ -154,15 +156,15 @@ Arenas::Answer Arenas::placed(Arena& arena, std::uint64_t bytes, std::int64_t st
     end_step(arena);
     turns_.note();
   }
-  if (there && arena.draining && empty(arena)) give_up(arena, answer);
+  if (there && arena.draining > 0 && empty(arena)) give_up(arena, answer);
   if (arena.server.ranges().size() > 0 && arena.memory != Arena::Memory::kThere) {
     follow(arena, bytes, stream, answer);
     if (answer.wanted == nullptr) make_room(&arena, bytes, stream, false, answer);
     return answer;
   }
   const std::uint64_t before = arena.server.departed_bytes();
-  if (arena.draining) {
-    arena.server.follow(bytes);
+  if (arena.draining > 0) {
+    arena.server.leave(bytes);
   } else {
     answer.address = serve(arena, bytes, stream);
   }
@@ -179,9 +181,7 @@ Arenas::Answer Arenas::placed(Arena& arena, std::uint64_t bytes, std::int64_t st
 void Arenas::make_room(Arena* arena, std::uint64_t bytes, std::int64_t stream,
                        bool departs, Answer& answer) {
   if (shadow_.excess(bytes, stream) == 0) {
-    if (arena == nullptr || !outgrows(*arena, bytes, stream)) return;
-    shadow_.empty_outside();
-    answer.empty = true;
+    answer.empty = arena != nullptr && outgrows(*arena, bytes, stream);
     return;
   }
   if (arena != nullptr && arena->memory == Arena::Memory::kThere) {
@@ -196,10 +196,9 @@ void Arenas::make_room(Arena* arena, std::uint64_t bytes, std::int64_t stream,
   if (excess == 0) return;
   // What is given back is to make up for the excess, or for the block at least.
   if (shadow_.idle() >= std::min(excess, bytes) && may_empty()) {
-    shadow_.empty_outside();
     answer.empty = true;
-  } else if (arena != nullptr) {
-    arena->draining = arena->memory == Arena::Memory::kThere;
+  } else if (arena != nullptr && arena->memory == Arena::Memory::kThere) {
+    arena->draining = kDraining;
   }
 }
 
@@ -307,7 +306,8 @@ void Arenas::follow(Arena& arena, std::uint64_t bytes, std::int64_t stream,
   // In the warm-up nothing has settled yet, and what torch keeps would stay beside it.
   const bool spare = !arena.server.looped() && idle > size / kSparePart;
   answer.empty = growth > 0 && (with > limit || spare);
-  if (answer.empty) shadow_.empty_outside();
+  arena.promised = growth;
+  shadow_.promise(growth);
   answer.wanted = &arena;
   answer.offset = found.offset;
   answer.brief = found.brief;
@@ -343,8 +343,11 @@ void* Arenas::made(const Answer& answer, c10::DataPtr block, std::uint64_t reque
   const std::uint64_t bytes = round_up(requested, kGranularity);
   Lock lock(mutex_);
   Arena& arena = *answer.wanted;
+  shadow_.settle(std::exchange(arena.promised, 0));
   if (arena.retired) {  // meanwhile: `block` goes back once the lock is released
     arena.memory = Arena::Memory::kNone;
+    const std::uint64_t size = arena.server.ranges().size();
+    if (block.data != nullptr) shadow_.arena_gone(shadow_.arena(size, arena.stream), arena.stream);
     return nullptr;
   }
   arena.base = static_cast<char*>(block.data);
@@ -353,6 +356,7 @@ void* Arenas::made(const Answer& answer, c10::DataPtr block, std::uint64_t reque
     arena.memory = Arena::Memory::kNone;
     ++arena.refusals;
     ++stats_[kArenasRefused];
+    shadow_.empty_outside();  // as torch did, in search of memory
     return nullptr;
   }
   arena.memory = Arena::Memory::kThere;
@@ -363,25 +367,34 @@ void* Arenas::made(const Answer& answer, c10::DataPtr block, std::uint64_t reque
   const std::int64_t offset =
       arena.server.place_followed(answer.offset, bytes, answer.brief);
   void* address = address_in(arena, offset, bytes);
-  if (address != nullptr) shadow_.in_arena(address, answer.shadow, arena.stream);
+  if (address != nullptr) shadow_.in_arena(address, answer.asked);
   return address;
 }
 
-void Arenas::served(const Answer& answer, const void* address, std::uint64_t requested,
-                    std::int64_t stream) {
-  if (answer.shadow == nullptr) return;
+void Arenas::served(const Answer& answer, const void* address, std::uint64_t requested) {
+  if (answer.asked.native == nullptr) return;
   Lock lock(mutex_);
   if (address == nullptr) {
-    shadow_.drop(answer.shadow, stream);
+    shadow_.drop(answer.asked);
+  } else if (holding(address) != nullptr) {  // as the last resort
+    shadow_.in_arena(address, answer.asked);
   } else {
-    shadow_.outside(address, answer.shadow, round_up(requested, kGranularity), stream);
+    shadow_.outside(address, answer.asked, round_up(requested, kGranularity));
   }
 }
 
-void Arenas::failed(const Answer& answer, std::int64_t stream) {
-  if (answer.shadow == nullptr) return;
+void Arenas::failed(const Answer& answer, bool ran_out) noexcept {
+  if (answer.asked.native == nullptr) return;
   Lock lock(mutex_);
-  shadow_.fail(answer.shadow, stream);
+  try {
+    if (ran_out) {
+      shadow_.fail(answer.asked);
+    } else {
+      shadow_.drop(answer.asked);
+    }
+  } catch (...) {
+    ++stats_[kStranded];  // it stays in the models
+  }
 }
 
 // ---- blocks that are freed
@@ -403,9 +416,10 @@ bool Arenas::holds(const void* address) {
 
 Arenas::Released Arenas::release(void* address, Blocks& returned) noexcept {
   Lock lock(mutex_);
-  const bool known = shadow_.release(address);
   Arena* arena = holding(address);
-  if (arena == nullptr) return known ? Released::kTorchs : Released::kUnknown;
+  if (arena == nullptr) {
+    return shadow_.release(address) ? Released::kTorchs : Released::kUnknown;
+  }
   try {
     if (!users_.empty()) {
       if (const auto used = users_.find(address); used != users_.end()) {
@@ -428,6 +442,7 @@ Arenas::Released Arenas::release(void* address, Blocks& returned) noexcept {
 }
 
 void Arenas::finish(Arena& arena, std::uint64_t offset) {
+  shadow_.release(arena.base + offset);
   stats_.shrink(kInUse, arena.server.ranges().give_back(offset));
 }
 
@@ -466,7 +481,7 @@ void Arenas::take_back(Arena& arena, Blocks& returned) {
   arena.block = {};
   arena.base = nullptr;
   arena.most = 0;
-  arena.draining = false;
+  arena.draining = 0;
   arena.memory = Arena::Memory::kNone;
 }
 
@@ -501,7 +516,13 @@ Arenas::Blocks Arenas::empty_cache() {
   return returned;
 }
 
+void Arenas::emptied() {
+  Lock lock(mutex_);
+  shadow_.empty_outside();
+}
+
 Arenas::Blocks Arenas::unused(bool ran_out) {
+  if (ran_out) shadow_.empty_outside();  // as torch has done by now
   collect();
   Blocks returned;
   for (Arena& arena : all_) {

@@ -7,8 +7,8 @@
 // a range is handed out only when no block, alive or waiting, overlaps it.
 //
 // torch is to reserve no more than it would without plans (see Shadow): no arena is made
-// before it fits below that, departures then go into the arena, and an arena without a
-// block goes back to torch where it needs memory.
+// before it fits below that. Where torch would reserve more for a request, an arena without
+// a block goes back to it, or a departure goes into the arena.
 //
 // Nothing here calls torch's allocator: it may take the interpreter's lock, so no lock
 // of ours is held then. Who has to says so: see `Answer`, and what `release` returns.
@@ -153,7 +153,10 @@ class Arenas {
     bool unfit = false;    // this step of the warm-up departs too much
     bool aside = false;    // by Python's word
     bool retired = false;  // another plan took over, or none
-    bool draining = false;  // it cost memory: until it is empty, torch serves what it can
+    // Torch reserved more than it would have without the arena: for so many steps yet, or
+    // until the arena is empty and goes back, torch serves what it can.
+    unsigned draining = 0;
+    std::uint64_t promised = 0;  // bytes, see Shadow::promise
     std::optional<Table> larger;  // adopted, and too large for this arena
     std::uint64_t largest_beside = 0;  // bytes; see Arenas::outgrows
     std::vector<StepEnd> ended;
@@ -169,7 +172,7 @@ class Arenas {
     bool brief = false;
     bool empty = false;
     Blocks returned = {};
-    Shadow::Block* shadow = nullptr;
+    Shadow::Asked asked = {};
   };
   enum class Released { kUnknown, kOurs, kTorchs };
 
@@ -178,7 +181,7 @@ class Arenas {
 
   // Serves one stream from a plan, in place of what served it before: 0 is the default
   // stream, n the n-th other one that asks for memory.
-  // reserved: see Shadow::expect.
+  // reserved: as Shadow::expect has it.
   Blocks load(unsigned rank, Table&& table, std::uint64_t reserved);
   // From the next step on, go by another table; in a new arena where the one that is
   // there is too small. False if that stream has no plan.
@@ -194,10 +197,9 @@ class Arenas {
   // for `bytes` that wanted it, or null.
   void* made(const Answer& answer, c10::DataPtr block, std::uint64_t bytes);
   // torch serves the request for `bytes` at `address`; null: its end will not be seen.
-  void served(const Answer& answer, const void* address, std::uint64_t bytes,
-              std::int64_t stream);
-  // torch does not serve it.
-  void failed(const Answer& answer, std::int64_t stream);
+  void served(const Answer& answer, const void* address, std::uint64_t bytes);
+  // torch does not serve it; ran_out: for want of memory.
+  void failed(const Answer& answer, bool ran_out) noexcept;
   // There is no other memory: somewhere in the stream's arena, or null.
   void* last_resort(std::uint64_t bytes, std::int64_t stream);
   // The device's arenas that are empty: because memory has run out, or since the program
@@ -205,6 +207,8 @@ class Arenas {
   Blocks give_back(bool ran_out);
   // The program has torch empty its cache; what is returned goes back before.
   Blocks empty_cache();
+  // The cache was emptied for `Answer::empty`.
+  void emptied();
 
   // Whose block that is: of these arenas, or one that torch served and is to free.
   Released release(void* address, Blocks& returned) noexcept;

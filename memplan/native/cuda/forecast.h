@@ -23,13 +23,14 @@ enum class Happening : std::int64_t { kRequest, kFree, kStep, kEmpty };
 // What happened, in order: columns of one length. Streams are numbered, and 0 is the one
 // that has a plan; steps and emptied caches have no address, size and stream.
 struct Happenings {
+  static constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;
   std::span<const std::int64_t> what;
   std::span<const std::int64_t> addresses;
   std::span<const std::int64_t> sizes;  // bytes
   std::span<const std::int64_t> streams;
 
   // Calls one function for each. Throws std::invalid_argument for columns that differ in
-  // length.
+  // length, and for sizes that no device has.
   template <typename Allocator>
   void replay(Allocator& allocator) const {
     const std::size_t count = what.size();
@@ -38,6 +39,7 @@ struct Happenings {
     }
     for (std::size_t i = 0; i < count; ++i) {
       const auto bytes = static_cast<std::uint64_t>(sizes[i]);
+      if (bytes > kMostBytes) throw std::invalid_argument("a size is out of range");
       switch (static_cast<Happening>(what[i])) {
         case Happening::kRequest: allocator.request(addresses[i], bytes, streams[i]); break;
         case Happening::kFree: allocator.free(addresses[i]); break;
@@ -92,6 +94,7 @@ class Planned {
   }
   void request(std::int64_t name, std::uint64_t bytes, std::int64_t stream) {
     const Arenas::Answer answer = arenas_.allocate(bytes, stream);
+    if (answer.empty) arenas_.emptied();
     void* address = answer.address;
     if (answer.wanted != nullptr) {
       c10::DataPtr memory;
@@ -100,7 +103,7 @@ class Planned {
     }
     if (address == nullptr) {
       address = pointer(static_cast<std::uint64_t>(name));
-      arenas_.served(answer, address, bytes, stream);
+      arenas_.served(answer, address, bytes);
     }
     blocks_[name] = address;
   }

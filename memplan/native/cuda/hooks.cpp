@@ -1,9 +1,12 @@
 // What torch calls: the functions that are put into its allocator's slots.
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <cstring>
+#include <new>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include "alloc/recorder.h"
 #include "cuda/observer.h"
@@ -45,8 +48,8 @@ void note_request(State& s, const void* address, std::size_t bytes) {
   s.log.append(event_of(kAlloc, address, round_up(bytes, kGranularity)));
 }
 
-// A block of torch's own whose end is to be seen: it gets our deleter, unless somebody
-// else's books hang on the one that it has. Returns whether it has ours.
+// A block of torch's own whose end is to be seen: it gets our deleter, unless it has one
+// that is not torch's own. Returns whether it has ours.
 bool follow(State& s, c10::DataPtr& block) {
   c10::Deleter& deleter = block.context.get_deleter();
   if (deleter == &on_delete) return true;
@@ -77,11 +80,27 @@ c10::DataPtr from_torch(State& s, void* self, std::size_t bytes, Arenas* arenas,
   }
 }
 
-// Of all devices, as torch has it.
-void empty_cache(State& s, void* self) {
+thread_local bool emptying = false;  // by us
+
+// torch's cache, of all devices; unless one of them may be capturing. A failure is no
+// concern of the program's: what it asks for will fail, too, if it must.
+bool empty_cache(State& s, void* self) {
+  const std::vector<Arenas*> all = all_arenas();
+  const bool open = std::any_of(all.begin(), all.end(),
+                                [](Arenas* arenas) { return arenas->pool_open(); });
+  if (open) return false;
   const auto native =
       reinterpret_cast<EmptyCache>(s.native[static_cast<int>(Role::kEmptyCache)][0]);
-  native(self, 0, 0);
+  emptying = true;
+  try {
+    native(self, 0, 0);
+  } catch (...) {
+    emptying = false;
+    return false;
+  }
+  emptying = false;
+  for (Arenas* arenas : all) arenas->emptied();
+  return true;
 }
 
 // Memory for the arena that is wanted, and the request's place there.
@@ -117,21 +136,30 @@ c10::DataPtr served(void* self, std::size_t bytes) {
     arenas->pass_by(bytes, stream);
     return s.allocate(self, bytes);
   }
-  Arenas::Answer answer = arenas->allocate(bytes, stream);
+  Arenas::Answer answer;
+  try {
+    answer = arenas->allocate(bytes, stream);
+  } catch (const std::bad_alloc&) {  // no memory for our own books
+    return s.allocate(self, bytes);
+  }
   answer.returned.clear();
+  const bool emptied = answer.empty && empty_cache(s, self);
   c10::DataPtr block;
   try {
-    if (answer.empty) empty_cache(s, self);
     void* address = answer.address;
-    if (answer.wanted != nullptr) address = in_new_arena(s, self, *arenas, answer, bytes);
+    if (answer.wanted != nullptr && answer.empty && !emptied) {
+      arenas->made(answer, {}, bytes);
+    } else if (answer.wanted != nullptr) {
+      address = in_new_arena(s, self, *arenas, answer, bytes);
+    }
     block = address != nullptr ? ours(address, device)
                                : from_torch(s, self, bytes, arenas, stream, device);
     if (address == nullptr) {
       const bool followed = follow(s, block);
-      arenas->served(answer, followed ? block.data : nullptr, bytes, stream);
+      arenas->served(answer, followed ? block.data : nullptr, bytes);
     }
   } catch (...) {
-    arenas->failed(answer, stream);
+    arenas->failed(answer, out_of_memory());
     throw;
   }
   if (s.log.is_open() && logged(s, device, arenas->rank_of(stream))) {
@@ -187,7 +215,12 @@ void on_record_stream(void* self, const c10::DataPtr& block, StreamValue stream)
   as_torchs.context = {base, s.native_delete.load()};
   as_torchs.device_type = block.device_type;
   as_torchs.device_index = block.device_index;
-  native(self, as_torchs, stream);
+  try {
+    native(self, as_torchs, stream);
+  } catch (...) {
+    static_cast<void>(as_torchs.context.release());  // the block is the tensor's
+    throw;
+  }
   static_cast<void>(as_torchs.context.release());
 }
 
@@ -220,7 +253,7 @@ template <std::size_t kWhich>
 void on_empty_cache(void* self, std::uint64_t first, std::uint64_t second) {
   const auto native = reinterpret_cast<EmptyCache>(
       state().native[static_cast<int>(Role::kEmptyCache)][kWhich]);
-  if (first == 0 && second == 0) {
+  if (first == 0 && second == 0 && !emptying) {
     for (Arenas* arenas : all_arenas()) {
       const Arenas::Blocks returned = arenas->empty_cache();  // goes back to torch here
     }

@@ -2,7 +2,10 @@
 // models of its allocator, one of the blocks that it serves, the arenas among them, and one
 // of all that the program asked for. What plans add shows as the first exceeds the second.
 //
-// Requests in memory pools and under capture are in neither: they are torch's either way.
+// In neither are requests in memory pools and under capture, those made while no plan is in
+// force or the loader is interrupted, and blocks that wait for another stream: torch has them
+// either way. The models are of torch's default settings.
+//
 // Not thread-safe: the owner holds a lock.
 #pragma once
 
@@ -19,6 +22,8 @@
 namespace memplan::cuda {
 
 class Shadow {
+  struct Models;
+
  public:
   using Block = CachingModel::Block;
   static constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
@@ -32,26 +37,36 @@ class Shadow {
   std::uint64_t most_natively() const { return most_native_; }
   std::uint64_t most_reserved() const { return most_outside_; }
 
+  // A request that was made of a stream.
+  struct Asked {
+    Models* models = nullptr;
+    Block* native = nullptr;
+    std::uint64_t growth = 0;  // bytes that torch would have reserved for it
+  };
   // A stream asks for `bytes`; without plans the block would be torch's. One of the next
   // four is to follow.
-  Block* request(std::uint64_t bytes, std::int64_t stream) {
-    Models& models = of(stream);
-    Block* block = nullptr;
-    native_ += change(models.native, [&] { block = models.native.allocate(bytes); });
-    return block;
+  Asked request(std::uint64_t bytes, std::int64_t stream) {
+    Asked asked = {&of(stream)};
+    CachingModel& native = asked.models->native;
+    const std::uint64_t before = native.reserved();
+    asked.native = native.allocate(bytes);
+    asked.growth = native.reserved() - before;
+    native_ += asked.growth;
+    under_way_ += asked.growth;
+    return asked;
   }
   // Where such a block lies: in an arena, or torch serves it.
-  void in_arena(const void* address, Block* native, std::int64_t stream) {
-    lies(address, native, nullptr, of(stream));
-  }
-  void outside(const void* address, Block* native, std::uint64_t bytes,
-               std::int64_t stream) {
-    lies(address, native, arena(bytes, stream), of(stream));
+  void in_arena(const void* address, const Asked& asked) { lies(address, asked, nullptr); }
+  void outside(const void* address, const Asked& asked, std::uint64_t bytes) {
+    lies(address, asked, arena(bytes, asked.models->stream));
   }
   // Its end will not be seen; or there is no memory for it, and torch has emptied its cache.
-  void drop(Block* native, std::int64_t stream) { of(stream).native.free(native); }
-  void fail(Block* native, std::int64_t stream) {
-    drop(native, stream);
+  void drop(const Asked& asked) {
+    under_way_ -= asked.growth;
+    asked.models->native.free(asked.native);
+  }
+  void fail(const Asked& asked) {
+    drop(asked);
     empty_cache();
   }
   std::optional<std::int64_t> stream_of(const void* address) const {
@@ -67,8 +82,8 @@ class Shadow {
     const Lying lying = found->second;
     blocks_.erase(found);
     try {
-      lying.models->native.free(lying.native);
       if (lying.outside != nullptr) lying.models->outside.free(lying.outside);
+      lying.models->native.free(lying.native);
     } catch (...) {
       return true;
     }
@@ -91,9 +106,13 @@ class Shadow {
     return of(stream).outside.growth(bytes);
   }
   std::uint64_t excess(std::uint64_t bytes, std::int64_t stream) {
-    const std::uint64_t more = growth(bytes, stream), after = outside_ + more;
+    const std::uint64_t more = growth(bytes, stream), after = reserved() + more;
     return more > 0 && after > limit() ? after - limit() : 0;
   }
+  // An arena is in the making, for which torch will reserve so many bytes more; or it was
+  // made, or not.
+  void promise(std::uint64_t bytes) { promised_ += bytes; }
+  void settle(std::uint64_t bytes) { promised_ -= bytes; }
   // Whether it may serve them; not if no limit is known.
   bool has_room(std::uint64_t bytes, std::int64_t stream) {
     return expected_ != kUnlimited && excess(bytes, stream) == 0;
@@ -104,7 +123,7 @@ class Shadow {
     for (const Models& models : models_) sum += models.outside.idle();
     return sum;
   }
-  std::uint64_t reserved() const { return outside_; }
+  std::uint64_t reserved() const { return outside_ + promised_; }
 
   // The cache is emptied: for an arena, or by the program, which would do so without plans.
   void empty_outside() {
@@ -132,9 +151,11 @@ class Shadow {
     Models* models;
   };
 
-  void lies(const void* address, Block* native, Block* outside, Models& models) {
-    most_native_ = std::max(most_native_, native_);
-    blocks_[address] = {native, outside, &models};
+  void lies(const void* address, const Asked& asked, Block* outside) {
+    under_way_ -= asked.growth;
+    most_native_ = std::max(most_native_, native_ - under_way_);
+    release(address);  // of one that was freed past us
+    blocks_[address] = {asked.native, outside, asked.models};
   }
   Models& of(std::int64_t stream) {
     for (Models& models : models_) {
@@ -154,6 +175,8 @@ class Shadow {
   std::pmr::unsynchronized_pool_resource memory_{own_pages()};
   std::pmr::unordered_map<const void*, Lying> blocks_{&memory_};
   std::uint64_t native_ = 0;  // bytes reserved
+  std::uint64_t under_way_ = 0;  // of them, for requests of which nothing is known yet
+  std::uint64_t promised_ = 0;
   std::uint64_t outside_ = 0;
   std::uint64_t most_native_ = 0;
   std::uint64_t most_outside_ = 0;

@@ -72,12 +72,12 @@ ExpandableModel::Parts::iterator ExpandableModel::Pool::map(std::uint64_t bytes)
   for (const std::uint64_t address : unmapped) {
     Parts::iterator first = parts.find(address);
     if (first != parts.begin() && std::prev(first)->second.state == State::kFree) --first;
-    std::uint64_t room = 0;
-    for (auto at = first; at != parts.end() && at->second.state != State::kUsed && room < bytes;
+    std::uint64_t found = 0;
+    for (auto at = first; at != parts.end() && at->second.state != State::kUsed && found < bytes;
          ++at) {
-      room += at->second.size;
+      found += at->second.size;
     }
-    if (room < bytes) continue;
+    if (found < bytes) continue;
     while (first->second.state == State::kUnmapped || first->second.size < bytes) {
       const bool begins = first->second.state == State::kUnmapped;
       const auto at = begins ? first : std::next(first);
@@ -88,7 +88,7 @@ ExpandableModel::Parts::iterator ExpandableModel::Pool::map(std::uint64_t bytes)
     }
     return first;
   }
-  return parts.end();  // cannot be: the last part has room for all there is
+  return parts.end();  // not for what a device holds: the last part is larger
 }
 
 void ExpandableModel::Pool::empty_cache() {

@@ -4,7 +4,7 @@
 // memory is mapped in units of 2 and 20 MiB. A request takes the smallest free block that
 // holds it, the one at the end of mapped memory last, since that can grow; what is left is
 // split off. Where no block holds it, memory is mapped at the lowest address where enough
-// is free or unmapped. One stream.
+// is free or unmapped. One stream, no private pools, no block that waits for another stream.
 //
 // Not thread-safe: the owner holds a lock.
 #pragma once

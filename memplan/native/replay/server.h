@@ -249,6 +249,16 @@ class Server {
     ++step_.requests;
     depart(bytes, -1);
   }
+  // The default allocator serves the request, which may have a place: a departure then.
+  void leave(std::uint64_t bytes) {
+    ++step_.requests;
+    const std::size_t entry = steps_.match(bytes);
+    if (entry != kNoMatch && table().requests[entry].offset < 0) {
+      ++step_.unplanned;
+    } else {
+      depart(bytes, -1);
+    }
+  }
   // Another allocator serves the request, though it may be one of the plan's. The server
   // only follows the plan, to recognise the requests after it.
   void pass_by(std::uint64_t bytes) { steps_.match(bytes); }
