@@ -1,8 +1,9 @@
 """Applying a plan to CUDA memory, inside torch's own allocator.
 
 A few functions of that allocator are exchanged, first of all the one that tensors are
-made with. It serves planned requests from an arena, which is one block of the same allocator, and
-leaves all others to it, so whatever else a program asks of torch.cuda goes on working.
+made with. It serves planned requests from an arena, which is one block of the same
+allocator, and leaves all others to it, so whatever else a program asks of torch.cuda
+goes on working.
 """
 
 from __future__ import annotations

@@ -258,8 +258,10 @@ class _Builder:
         return self._inputs[key].inner
 
     def _free_name(self, name: str) -> str:
-        """The name of a cut of `name`. In a loop within a loop, `x_i` may be there: a cut
-        of x that the loop around it takes."""
+        """The name of a cut of `name`.
+
+        In a loop within a loop, `x_i` may be there: the cut that the outer one takes.
+        """
         first = inner = inner_name(name)
         count = 1
         while inner in self._old.metas or inner in self._body.metas:
