@@ -35,6 +35,7 @@
 namespace memplan::cuda {
 
 constexpr std::uint64_t kGranularity = 512;  // as torch's own allocator
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;  // no device has them
 
 // What became of one device's arenas, in bytes and counts; what became of its requests,
 // PhaseCounts tells.
@@ -156,6 +157,7 @@ class Arenas {
     // Torch reserved more than it would have without the arena: for so many steps yet, or
     // until the arena is empty and goes back, torch serves what it can.
     unsigned draining = 0;
+    unsigned drain = 64;  // how many next time
     std::uint64_t promised = 0;  // bytes, see Shadow::promise
     std::optional<Table> larger;  // adopted, and too large for this arena
     std::uint64_t largest_beside = 0;  // bytes; see Arenas::outgrows
