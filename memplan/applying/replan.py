@@ -195,7 +195,7 @@ class Replanner:
         # By lifespan, whatever finds room in the arena lies as well as any other.
         arena = self.plan.lifespan_bytes
         departures = counts["fallback"] + (0 if arena else counts["online"])
-        # What came as planned, but found no arena there yet, is no departure.
+        # What came as planned while no arena took it in is no departure.
         followed = counts.get("followed", 0)
         departures -= followed
         if arena and not followed and counts["fallback_bytes"] > LOST * arena:

@@ -176,7 +176,7 @@ MEMPLAN_API std::uint64_t memplan_cuda_reserved_bytes(int device, unsigned rank)
 
 // Up to `capacity` of the repeated steps that ended since the last call; of each the
 // step's number, each counter, whether it asked for more than planned, and how many of
-// the fallback came as planned before the arena was there. Returns how many steps; the
+// the fallback came as planned while no arena took them in. Returns how many steps; the
 // rest is lost.
 MEMPLAN_API std::uint64_t memplan_cuda_take_steps(int device, unsigned rank,
                                                   std::uint64_t* values,

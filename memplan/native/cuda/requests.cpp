@@ -82,7 +82,7 @@ Arenas::Answer Arenas::placed(Arena& arena, std::uint64_t bytes, std::int64_t st
   }
   const std::uint64_t before = arena.server.departed_bytes();
   if (arena.draining > 0) {
-    arena.server.leave(bytes);
+    arena.server.follow(bytes);
   } else {
     answer.address = serve(arena, bytes, stream);
   }

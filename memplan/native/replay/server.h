@@ -183,6 +183,7 @@ class Server {
   // stays would be in the way of every step to come.
   Place serve(std::uint64_t bytes, bool outside = false) {
     ++step_.requests;
+    followed_last_ = false;
     const std::size_t entry = steps_.match(bytes);
     if (entry != kNoMatch) {
       const Request& request = table().requests[entry];
@@ -206,10 +207,11 @@ class Server {
     const bool placed = departures_placed_ && placement_->admits_departures(looped());
     return {depart(bytes, placed ? take_online(bytes, conflict) : -1), kNoMatch};
   }
-  // While there is no memory for an arena: the default allocator serves the request, and
-  // the server only follows the plan.
+  // While there is no memory for an arena, or it is to get empty: the default allocator
+  // serves the request, and the server only follows the plan.
   Followed follow(std::uint64_t bytes) {
     ++step_.requests;
+    followed_last_ = false;
     const std::size_t next = steps_.policy().next();
     const std::size_t entry = steps_.match(bytes);
     const std::vector<Request>& requests = table().requests;
@@ -225,6 +227,7 @@ class Server {
     } else {
       depart(bytes, -1);
       ++followed_;
+      followed_last_ = true;
     }
     return {request.offset, request.size,
             placement_->skipped_bytes(table(), next, entry), request.brief};
@@ -247,17 +250,8 @@ class Server {
   // The default allocator serves the request, without a look at the plan.
   void pass(std::uint64_t bytes) {
     ++step_.requests;
+    followed_last_ = false;
     depart(bytes, -1);
-  }
-  // The default allocator serves the request, which may have a place: a departure then.
-  void leave(std::uint64_t bytes) {
-    ++step_.requests;
-    const std::size_t entry = steps_.match(bytes);
-    if (entry != kNoMatch && table().requests[entry].offset < 0) {
-      ++step_.unplanned;
-    } else {
-      depart(bytes, -1);
-    }
   }
   // Another allocator serves the request, though it may be one of the plan's. The server
   // only follows the plan, to recognise the requests after it.
@@ -266,6 +260,7 @@ class Server {
   // offset, or -1.
   std::int64_t serve_anywhere(std::uint64_t bytes) {
     ++step_.requests;
+    followed_last_ = false;
     return depart(bytes, ranges_.take_anywhere(bytes, ranges_.size()));
   }
   // The latest request, a departure that was to go to the default allocator, goes into the
@@ -275,6 +270,7 @@ class Server {
     if (offset < 0) return -1;
     --step_.fallback;
     step_.fallback_bytes -= bytes;
+    if (std::exchange(followed_last_, false)) --followed_;
     return depart(bytes, offset);
   }
   // Whether requests that depart from the plan go into the arena's free space, as they do
@@ -372,6 +368,7 @@ class Server {
   PhaseCounts ended_;
   Counts step_;
   std::uint64_t followed_ = 0;  // in this step
+  bool followed_last_ = false;  // the latest request was
 };
 
 }  // namespace memplan
