@@ -338,8 +338,10 @@ class Solved:
         if run.expandable_bytes:
             other = format_bytes(run.expandable_bytes)
             rows.append(("", f"{other} with {EXPANDABLE} and no plan"))
-            if run.expandable_bytes <= min(run.planned_bytes, run.reserved_bytes):
-                rows.append(("", "which is no more: set it in PYTORCH_CUDA_ALLOC_CONF"))
+            if run.expandable_bytes < min(run.planned_bytes, run.reserved_bytes):
+                rows.append(
+                    ("", "which is less: set it in PYTORCH_CUDA_ALLOC_CONF instead")
+                )
         return rows
 
 
