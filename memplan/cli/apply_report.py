@@ -109,9 +109,10 @@ def _device_figures(report: Report) -> list[tuple[str, str, str]]:
         reserved, allocated = map(format_bytes, sizes)
         calls = f"{memory.mallocs:,}, {memory.frees:,}"
         natively = report.devices.get(device, {}).get("native_bytes_peak", 0)
+        modelled = format_bytes(natively) if natively else "-"
         rows += [
             (f"{name}peak reserved by torch", before[0], reserved),
-            (f"{name}  without a plan, by a model", "-", format_bytes(natively)),
+            (f"{name}  without a plan, by a model", "-", modelled),
             (f"{name}peak allocated", before[1], allocated),
             (f"{name}used on the device now", "-", format_bytes(memory.driver_used)),
             (f"{name}cudaMalloc, cudaFree", before[2], calls),

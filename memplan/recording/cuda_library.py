@@ -210,6 +210,8 @@ def _find(library: SlotLibrary, torch: Any) -> str:
             Role.EMPTY_CACHE: torch._C._cuda_emptyCache,
         }
         for role, call in calls.items():
+            if role is Role.EMPTY_CACHE and found[role]:
+                continue  # it waits for the device
             if _passes(library, slot, call):
                 found[role].append(slot)
         release(device, pool)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from memplan.core.plan import Plan
 from memplan.core.tables import replay_arrays
 from memplan.trace.importers.snapshot_history import rounded
-from memplan.trace.modelled import expandable_bytes, happenings
+from memplan.trace.modelled import event_columns, expandable_bytes
 from memplan.trace.reserved import most_reserved
 from memplan.trace.steps import step_marks
 from memplan.trace.streams import one_stream
@@ -29,6 +29,6 @@ def forecast(trace: Trace, plan: Plan) -> tuple[int, int]:
     planned = _alloc.dry_run(
         replay_arrays(plan).table(arena, arena, cuda=True),
         0 if plan.varies else most_reserved(trace.events),
-        *happenings(trace, step_marks(plan.provenance.program), stream),
+        *event_columns(trace, step_marks(plan.provenance.program), stream),
     )
     return planned, expandable

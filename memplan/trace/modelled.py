@@ -17,7 +17,7 @@ NEARLY = 100  # the rules hold if they predict the recording to one part in so m
 _REQUEST, _FREE, _STEP, _EMPTY = range(4)  # as the native code numbers them
 
 
-def happenings(
+def event_columns(
     trace: Trace, marks: Collection[Mark] = (), stream: int | None = None
 ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
     """What `_alloc.modelled` and `_alloc.dry_run` take: columns of requests, frees,
@@ -56,5 +56,5 @@ def expandable_bytes(trace: Trace) -> int:
         return 0
     if int(trace.events.size.max()) > MOST_BYTES:
         return 0
-    natively, expandable = _alloc.modelled(*happenings(trace))
+    natively, expandable = _alloc.modelled(*event_columns(trace))
     return expandable if abs(natively - recorded) <= recorded // NEARLY else 0

@@ -297,7 +297,7 @@ NB_MODULE(_alloc, m) {
          const Column& streams) {
         memplan::cuda::Streams<memplan::CachingModel> natively;
         memplan::cuda::Streams<memplan::ExpandableModel> expandable;
-        const memplan::cuda::Happenings all = {span_of(what), span_of(addresses),
+        const memplan::cuda::EventColumns all = {span_of(what), span_of(addresses),
                                                span_of(sizes), span_of(streams)};
         all.replay(natively);
         all.replay(expandable);
@@ -310,7 +310,7 @@ NB_MODULE(_alloc, m) {
       [](const memplan::Table& table, std::uint64_t reserved, const Column& what,
          const Column& addresses, const Column& sizes, const Column& streams) {
         memplan::cuda::Planned planned(table, reserved);
-        memplan::cuda::Happenings{span_of(what), span_of(addresses), span_of(sizes),
+        memplan::cuda::EventColumns{span_of(what), span_of(addresses), span_of(sizes),
                                   span_of(streams)}
             .replay(planned);
         return planned.most();

@@ -195,9 +195,10 @@ void Arenas::sweep(Blocks& returned) {
   }
 }
 
-Arenas::Blocks Arenas::give_back(bool ran_out) {
+Arenas::Blocks Arenas::give_back() {
   Lock lock(mutex_);
-  return unused(ran_out);
+  shadow_.empty_outside();  // as torch has done by now
+  return unused(true);
 }
 
 Arenas::Blocks Arenas::empty_cache() {
@@ -214,7 +215,6 @@ void Arenas::emptied() {
 }
 
 Arenas::Blocks Arenas::unused(bool ran_out) {
-  if (ran_out) shadow_.empty_outside();  // as torch has done by now
   collect();
   Blocks returned;
   for (Arena& arena : all_) {

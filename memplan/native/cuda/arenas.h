@@ -204,9 +204,8 @@ class Arenas {
   void failed(const Answer& answer, bool ran_out) noexcept;
   // There is no other memory: somewhere in the stream's arena, or null.
   void* last_resort(std::uint64_t bytes, std::int64_t stream);
-  // The device's arenas that are empty: because memory has run out, or since the program
-  // asks torch to give back what it does not use.
-  Blocks give_back(bool ran_out);
+  // Memory has run out: the device's arenas that are empty.
+  Blocks give_back();
   // The program has torch empty its cache; what is returned goes back before.
   Blocks empty_cache();
   // The cache was emptied for `Answer::empty`.

@@ -18,11 +18,11 @@
 namespace memplan::cuda {
 
 // kEmpty: torch gave back what it kept, as the program asked it to.
-enum class Happening : std::int64_t { kRequest, kFree, kStep, kEmpty };
+enum class EventKind : std::int64_t { kRequest, kFree, kStep, kEmpty };
 
 // What happened, in order: columns of one length. Streams are numbered, and 0 is the one
 // that has a plan; steps and emptied caches have no address, size and stream.
-struct Happenings {
+struct EventColumns {
   static constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;
   std::span<const std::int64_t> what;
   std::span<const std::int64_t> addresses;
@@ -40,11 +40,11 @@ struct Happenings {
     for (std::size_t i = 0; i < count; ++i) {
       const auto bytes = static_cast<std::uint64_t>(sizes[i]);
       if (bytes > kMostBytes) throw std::invalid_argument("a size is out of range");
-      switch (static_cast<Happening>(what[i])) {
-        case Happening::kRequest: allocator.request(addresses[i], bytes, streams[i]); break;
-        case Happening::kFree: allocator.free(addresses[i]); break;
-        case Happening::kStep: allocator.step(); break;
-        case Happening::kEmpty: allocator.empty_cache(); break;
+      switch (static_cast<EventKind>(what[i])) {
+        case EventKind::kRequest: allocator.request(addresses[i], bytes, streams[i]); break;
+        case EventKind::kFree: allocator.free(addresses[i]); break;
+        case EventKind::kStep: allocator.step(); break;
+        case EventKind::kEmpty: allocator.empty_cache(); break;
       }
     }
   }

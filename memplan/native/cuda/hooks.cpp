@@ -69,7 +69,7 @@ c10::DataPtr from_torch(State& s, void* self, std::size_t bytes, Arenas* arenas,
     return s.allocate(self, bytes);
   } catch (...) {
     if (arenas == nullptr || !out_of_memory()) throw;
-    Arenas::Blocks idle = arenas->give_back(true);
+    Arenas::Blocks idle = arenas->give_back();
     if (!idle.empty()) {
       idle.clear();
       return from_torch(s, self, bytes, arenas, stream, device);
