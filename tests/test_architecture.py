@@ -54,7 +54,7 @@ ROOMS: dict[str, set[str]] = {
     "chunking": BASE | {"graph"},
     "fusing": BASE | {"graph", "toolchain", "native"} | {"core", "solving"},
     # The allocator's shim is installed as for a recording.
-    "compiling": BASE | {"core", "solving", "graph", "chunking", "recording"},
+    "compiling": BASE | {"core", "solving", "graph", "chunking", "fusing", "recording"},
     "blocking": BASE | {"native", "toolchain", "graph"},
     "cli": CORRIDOR
     | {"recording", "solving", "applying", "reporting", "plotting"}

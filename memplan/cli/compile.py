@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 FIELDS = (
     *("status", "reason", "torch", "bytes_before", "bytes_after", "arena", "beside"),
     *("requests_before", "requests_after", "asking", "operators", "loops", "again"),
-    *("order_proof", "order_bound", "folded", "packed", "error", "seconds_before"),
-    "seconds_after",
+    *("order_proof", "order_bound", "kernels", "fused", "folded", "packed", "error"),
+    *("seconds_before", "seconds_after"),
 )
 FRONT = (
     *("bytes_after", "arena", "beside", "loops", "again", "packed", "error"),
@@ -50,8 +50,9 @@ ORDERS = {
 @click.option(
     "--pack/--no-pack",
     default=None,
-    help="Keep the weights of convolutions in their kernels' layout, too: faster, with "
-    "smaller activations.  [default: where that takes no more memory than it saves]",
+    help="Run convolutions and layers around them as memplan's kernels, which keep the "
+    "weights in a layout of their own, too: faster, with smaller activations.  "
+    "[default: where that takes no more memory than it saves]",
 )
 @click.option(
     "--front",
@@ -181,6 +182,9 @@ def _report(name: str, plan: CompilePlan) -> None:
         ("time", f"{before} before, {after} after, ratio {plan.slowdown:.2f}"),
         ("relative error", same),
     ]
+    if plan.kernels:
+        does = f"{plan.kernels:,} of memplan's, which do {plan.fused:,} operators"
+        rows.append(("kernels", does))
     if plan.folded:
         kept = f"{format_bytes(plan.folded)} computed once and kept"
         rows.append(("constants", kept))

@@ -16,9 +16,12 @@ from memplan.chunking.descent import Descent
 from memplan.chunking.options import ChunkOptions, check_slowdown, parse_budget
 from memplan.chunking.search import Trial
 from memplan.compiling.costs import in_arena
+from memplan.compiling.fused import Fused
 from memplan.compiling.module import Compiled, Runner
 from memplan.compiling.report import CompilePlan, Front
+from memplan.compiling.schedule import PackedTooMuchError
 from memplan.errors import NoPlanError, UsageError
+from memplan.fusing.options import KERNELS, kernel_subsets
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Exports, export_parts
 from memplan.graph.check import (
@@ -33,7 +36,7 @@ from memplan.graph.execute import NoTapeError
 from memplan.graph.export import first_line
 from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
 from memplan.graph.order import EFFORT
-from memplan.graph.program import Loop, Program
+from memplan.graph.program import Loop, Op, Program
 from memplan.graph.reach import Attributes
 from memplan.units import budget_of, format_bytes
 
@@ -51,10 +54,11 @@ class CompileOptions:
     """Options of `memplan.compile`.
 
     max_slowdown: the largest accepted ratio of the compiled module's time to the
-    model's; None for 1.02, or 1.1 with a budget. pack: whether to keep the weights of
-    convolutions in their kernels' layout beside the model's own, which saves time and
-    activations; None to do it where all that is kept then takes no more than the
-    model's activations did. progress: is told what is being done.
+    model's; None for 1.02, or 1.1 with a budget. pack: whether convolutions and layers
+    around them run as memplan's kernels, which keep the weights in a layout of their
+    own beside the model's; that saves time and activations. None to do it where all
+    that is kept then takes no more than the model's activations did. progress: is told
+    what is being done.
     """
 
     max_slowdown: float | None = None
@@ -132,7 +136,11 @@ class _Compiling:
         self._model = model
         self._inputs = Signature().arranged(model, given.args, given.kwargs)
         self._progress, self._options = options.progress, options
-        self._packs = (True, False) if options.pack is None else (options.pack,)
+        self._kernels: list[tuple[str, ...]] = []  # sets to try, the last without
+        if options.pack is not False:
+            self._kernels += [*kernel_subsets(KERNELS), ("onednn",)]
+        if not options.pack:
+            self._kernels += [()]
         self._packed = 0  # bytes of weights, where they are packed
         self._plans: list[CompilePlan] = []  # all that were measured
 
@@ -233,7 +241,7 @@ class _Compiling:
         found: the module without loops.
         """
         room = self.before / 2 if limit == math.inf else limit
-        packed = True in self._packs and 0 < self._packed <= self.before - room
+        packed = 0 < self._packed <= self.before - room
         descent = self._descent(exports, packed)
         if limit == math.inf:
             module, fast = descent.least()
@@ -273,7 +281,7 @@ class _Compiling:
     def build(self, trials: Mapping[str, Trial], limit: int) -> Compiled | None:
         """The module of a trial, measured; None if its results differ."""
         (trial,) = trials.values()
-        made = self._made(trial.program, trial.again)
+        made = self._made(trial.program, trial.again, limit)
         plan = made.memplan
         if made.runner is None:
             self.internal_errors[plan.reason] += 1
@@ -304,29 +312,54 @@ class _Compiling:
         plan = CompilePlan("unchanged", reason, version, self.before, self.before)
         return Compiled(self._model, plan, None)
 
-    def _made(self, program: Program, again: tuple[str, ...] = ()) -> Compiled:
-        """A module that runs `program`, measured; the model itself if that is wrong."""
+    def _made(
+        self, program: Program, again: tuple[str, ...] = (), limit: float = math.inf
+    ) -> Compiled:
+        """A module that runs `program`, measured; the model itself if that is wrong.
+
+        Of kernels that need no more than `limit` and the model, the fastest.
+        """
         self._progress("planning")
+        room = min(limit, MAX_GROWTH * self.before)
+
+        def rank(module: Compiled) -> tuple[int, float]:
+            plan = module.memplan
+            if module.runner is None:
+                return 2, 0.0
+            if plan.bytes_after > room:
+                return 1, plan.bytes_after
+            return 0, plan.slowdown
+
         loops = any(isinstance(step, Loop) for step in program.ops)
         effort = EFFORT // LESS if loops else EFFORT
-        for pack in self._packs:
+        most = self.before if self._options.pack is None else None
+        best = None
+        for kernels in list(self._kernels):
             try:
-                runner = Runner(self._target, program, self._inputs, pack, effort)
+                runner = Runner(
+                    self._target, program, self._inputs, kernels, effort, most
+                )
+            except PackedTooMuchError as refusal:
+                self._packed = max(self._packed, refusal.bytes)
+                self._kernels.remove(kernels)
+                continue
             except NoTapeError as refusal:
-                return self._unchanged(f"it has {refusal}, which a tape cannot hold")
+                reason = f"it has {refusal}, which a tape cannot hold"
+                found = self._unchanged(reason)
             except Exception as failure:  # the model itself runs
-                return self._unchanged(f"internal error: {first_line(failure)}")
-            packed = runner.schedule.packed
-            self._packed = max(self._packed, packed)
-            if not packed or len(self._packs) == 1:
-                break
-            if packed + runner.schedule.plan.peak <= self.before:
+                found = self._unchanged(f"internal error: {first_line(failure)}")
+            else:
+                schedule = runner.schedule
+                self._packed = max(self._packed, schedule.packed)
+                both = schedule.packed + schedule.plan.peak
+                if most is not None and schedule.packed and both > most:
+                    continue
                 found = self._checked(runner, program, again)
-                if found.runner is not None:
-                    return found
-            elif packed > self.before:
-                self._packs = (False,)
-        return self._checked(runner, program, again)
+            best = min([*([best] if best else []), found], key=rank)
+            if rank(best) <= (0, 1.0):
+                break
+        assert best is not None
+        return best
 
     def _checked(
         self, runner: Runner, program: Program, again: tuple[str, ...]
@@ -367,8 +400,11 @@ class _Compiling:
     ) -> Compiled:
         """The module with its figures."""
         schedule, model, inputs = runner.schedule, self._model, self._inputs
+        ops = schedule.flat.program.ops
         self._progress("measuring")
         beside = activation_peak(lambda: runner(inputs))
+        targets = (op.target for op in ops if isinstance(op, Op))
+        kernels = [each for each in targets if isinstance(each, Fused)]
         plan = CompilePlan(
             status="compiled",
             reason="",
@@ -380,11 +416,13 @@ class _Compiling:
             requests_before=_requests(lambda: inputs.run(model)),
             requests_after=_requests(lambda: runner(inputs)),
             asking=dict(Counter(schedule.beside).most_common()),
-            operators=len(schedule.flat.program.ops),
+            operators=len(ops),
             loops=sum(isinstance(step, Loop) for step in program.ops),
             again=again,
             order_proof=schedule.order.proof,
             order_bound=schedule.order.bound,
+            kernels=len(kernels),
+            fused=sum(each.layers for each in kernels),
             folded=schedule.flat.folded,
             packed=schedule.packed,
             error=error,

@@ -9,21 +9,20 @@ activation, becomes part of it.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from memplan.compiling.passes import Builder, Flat
-from memplan.graph.infer import Inference, ShapeError
-from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
+from memplan.compiling.layouts import Relaying, channels_last
+from memplan.compiling.passes import Flat
+from memplan.graph.infer import Inference
+from memplan.graph.program import Meta, Op, Program, Ref, refs
 
 aten = torch.ops.aten
 
 TRANSPOSED = aten.conv_transpose2d.input
 CONVOLUTIONS = {aten.conv2d.default, aten.convolution.default, TRANSPOSED}
-CONTIGUOUS = {aten.native_group_norm.default}  # refuse an input that lies otherwise
 # Activations that oneDNN applies to what it has computed, and its names for them. Of a
 # NaN its relu and hardtanh make a number, so they are not among them.
 ACTIVATIONS = {
@@ -59,7 +58,8 @@ def packed(flat: Flat, inference: Inference) -> tuple[Flat, int]:
     found = {each.op.name: each for each in _convolutions(flat)}
     if not found:
         return flat, 0
-    return _Packing(flat, found, inference).flat()
+    packing = _Packing(flat, found, inference)
+    return packing.packed(), packing.bytes
 
 
 def _convolutions(flat: Flat) -> list[_Convolution]:
@@ -117,67 +117,28 @@ def _is_affine(
     )
 
 
-class _Packing:
+class _Packing(Relaying):
     def __init__(
         self, flat: Flat, found: dict[str, _Convolution], inference: Inference
     ) -> None:
-        self._flat, self._found = flat, found
-        self._to = Builder(flat.program, inference)
-        self._values: dict[str, Argument] = {}
-        self._made: dict[str, Tensor] = {}
-        self._buffers = _buffers(flat.program)
+        super().__init__(flat, inference)
+        self._found = found
         self._known: dict[tuple[object, ...], tuple[Ref, Ref | None]] = {}
 
-    def flat(self) -> tuple[Flat, int]:
-        program = self._flat.program
+    def packed(self) -> Flat:
+        program = self.old.program
         inner = {name for each in self._found.values() for name in each.inner}
-        for name in (*program.inputs, *program.constants):
-            self._values[name] = Ref(name)
         for op in program.ops:
             assert isinstance(op, Op)
             if op.name in self._found:
                 convolution = self._found[op.name]
-                self._values[convolution.inner[-1]] = self._packed(convolution)
+                self.values[convolution.inner[-1]] = self._packed(convolution)
             elif op.name not in inner:
-                self._values[op.name] = self._again(op)
-        made = self._to.program
-        made.outputs = mapped(program.outputs, self._result)
-        constants = {**self._flat.constants, **self._made}
-        wanted = {name for op in made.ops for name in op.operands()}
-        wanted.update(refs(made.outputs))
-        made.constants = {n: p for n, p in made.constants.items() if n in wanted}
-        kept = {name: constants[name] for name in made.constants}
-        nbytes = sum(each.numel() * each.itemsize for each in self._made.values())
-        return replace(self._flat, program=made, constants=kept), nbytes
-
-    def _result(self, ref: Ref) -> Argument:
-        """A result of the program, which lies as before."""
-        value, was = self._values[ref.name], self._flat.program.metas[ref.name]
-        if not was.contiguous or self._to.meta(value).contiguous:
-            return value
-        origin = Op(ref.name, aten.contiguous.default, (value,))
-        return self._to.add(origin, f"{ref.name}_lying", origin.target, value)
-
-    def _again(self, op: Op) -> Ref:
-        """The operator on operands that may lie otherwise now."""
-        args, kwargs = mapped((op.args, op.kwargs), lambda ref: self._values[ref.name])
-        if op.name in self._buffers:
-            args = (
-                args[0],
-                list(_channels_last(self._flat.program.metas[op.name]).strides),
-            )
-        if op.target in CONTIGUOUS and not self._to.meta(args[0]).contiguous:
-            name = f"{op.name}_contiguous"
-            args = (self._to.add(op, name, aten.contiguous.default, args[0]), *args[1:])
-        try:
-            return self._to.add(op, op.name, op.target, *args, **kwargs)
-        except ShapeError:
-            if op.target is not aten.view.default:
-                raise
-            return self._to.add(op, op.name, aten.reshape.default, *args)
+                self.values[op.name] = self.again(op)
+        return self.flat(program.outputs)
 
     def _packed(self, each: _Convolution) -> Ref:
-        op, program = each.op, self._flat.program
+        op, program = each.op, self.old.program
         transposed = op.target is TRANSPOSED
         x, weight, bias = (*op.args, None)[:3]
         meta: Meta = program.metas[op.name]
@@ -197,21 +158,21 @@ class _Packing:
             parts = self._folded(each, weight.name, bias.name if bias else None)
             with torch.no_grad():
                 stored = pack(parts[0], *given, shape)
-            held = self._constant(f"{op.name}_weight", stored, parts[0])
+            held = self.constant(f"{op.name}_weight", stored, parts[0])
             added = None
             if parts[1] is not None:
-                added = self._constant(f"{op.name}_bias", parts[1], parts[1])
+                added = self.constant(f"{op.name}_bias", parts[1], parts[1])
             self._known[key] = held, added
         held, added = self._known[key]
-        args = (self._values[x.name], held, added, *given, each.activation, [], "")
+        args = (self.values[x.name], held, added, *given, each.activation, [], "")
         placed = Op(op.name, target, args, {}, op.line)
-        return self._to.put(placed, _channels_last(meta))
+        return self.to.put(placed, channels_last(meta))
 
     def _folded(
         self, each: _Convolution, weight: str, bias: str | None
     ) -> tuple[Tensor, Tensor | None]:
         """Weight and bias with scale and shift in them."""
-        constants = self._flat.constants
+        constants = self.old.constants
         kernel = constants[weight].detach()
         offset = constants[bias].detach() if bias else None
         if each.scale is None or each.shift is None:
@@ -225,38 +186,6 @@ class _Packing:
         else:
             kernel = kernel * scale.view(-1, 1, 1, 1)
         return kernel, shift if offset is None else offset * scale + shift
-
-    def _constant(self, name: str, stored: Tensor, plain: Tensor) -> Ref:
-        """A new constant; `plain` has the shape that operators see."""
-        program = self._to.program
-        program.constants[name] = name
-        program.roots[name] = name
-        shape, strides = tuple(plain.shape), plain.contiguous().stride()
-        program.metas[name] = Meta(shape, strides, plain.dtype, "cpu")
-        self._made[name] = stored
-        return Ref(name)
-
-
-def _buffers(program: Program) -> set[str]:
-    """Buffers of pictures that loops fill and other operators read, so that they may
-    lie channels last; those of the program's results stay as they are."""
-    filled = {
-        op.name: op.operands()[0]
-        for op in program.ops
-        if isinstance(op, Op) and op.key == "aten.slice_scatter"
-    }
-    given = set(refs(program.outputs))
-    while more := {filled[name] for name in given & filled.keys()} - given:
-        given |= more
-    return {
-        op.name
-        for op in program.ops
-        if isinstance(op, Op)
-        and op.key == "aten.empty_strided"
-        and op.name not in given
-        and len(program.metas[op.name].shape) == 4
-        and program.metas[op.name].contiguous
-    }
 
 
 def _numbers(op: Op) -> dict[str, Any]:
@@ -276,9 +205,3 @@ def _numbers(op: Op) -> dict[str, Any]:
 def _both(value: int | list[int]) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
     return values * 2 if len(values) == 1 else values
-
-
-def _channels_last(meta: Meta) -> Meta:
-    _, channels, height, width = meta.shape
-    strides = (channels * height * width, 1, width * channels, channels)
-    return meta._replace(strides=strides)

@@ -32,13 +32,15 @@ class Runner:
         target: Target,
         program: Program,
         inputs: Inputs,
-        pack: bool = False,
+        kernels: tuple[str, ...] = (),
         effort: int = EFFORT,
+        most: int | None = None,
     ) -> None:
         """target: the exported model. program: what is to run, with or without loops.
-        inputs: of the form that it was exported with. pack, effort: see `scheduled`."""
+        inputs: of the form that it was exported with. kernels, effort, most: see
+        `scheduled`."""
         self.target, self._program = target, program
-        self._pack, self._effort = pack, effort
+        self._kernels, self._effort, self._most = kernels, effort, most
         self._weights = Weights(target.module, target.exported.constants)
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
@@ -60,8 +62,9 @@ class Runner:
                 self._program,
                 constants,
                 tensors_of(inputs),
-                self._pack,
+                self._kernels,
                 self._effort,
+                self._most,
             )
         self.pool = Pool(self.schedule)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import getitem
 from types import BuiltinFunctionType
@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from memplan.graph.execute import NoTapeError
 from memplan.graph.infer import Inference
+from memplan.graph.native import Native
 from memplan.graph.nest import bytes_of, storages
 from memplan.graph.program import (
     Argument,
@@ -89,23 +90,36 @@ class Builder:
         return self.program.metas[ref.name]
 
 
-def expanded(
-    program: Program, constants: dict[str, Tensor], inference: Inference
+def unrolled(
+    program: Program, constants: Mapping[str, Tensor], inference: Inference
 ) -> Flat:
-    """Loops unrolled, and operators as the kernels that they consist of.
+    """The program without loops; functions in Python as the operators that they call.
 
-    constants: the values of `program.constants`. Linear layers and batched products
-    become products of matrices, indexing of tables a selection of rows, and numbers
-    among tensors become tensors, so that no step needs memory of its own for that.
+    constants: the values of `program.constants`.
     """
-    return _Expansion(program, constants, inference).flat()
+    return _Expansion(program, constants, inference, expands=False).flat()
+
+
+def expanded(flat: Flat, inference: Inference) -> Flat:
+    """Operators as the kernels that they consist of.
+
+    Linear layers and batched products become products of matrices, indexing of tables a
+    selection of rows, and numbers among tensors become tensors, so that no step needs
+    memory of its own for that.
+    """
+    return _Expansion(flat.program, flat.constants, inference, expands=True).flat()
 
 
 class _Expansion:
     def __init__(
-        self, program: Program, constants: dict[str, Tensor], inference: Inference
+        self,
+        program: Program,
+        constants: Mapping[str, Tensor],
+        inference: Inference,
+        expands: bool,
     ) -> None:
         self._source, self._constants = program, dict(constants)
+        self._expands = expands
         self._to = Builder(program, inference)
         self._values: dict[str, Argument] = {}
         self._numbers: dict[tuple[Any, ...], Ref] = {}
@@ -186,18 +200,21 @@ class _Expansion:
             self._values[op.name] = args[0][args[1]]  # of an inlined function's results
             return
         placed = Op(op.name, op.target, args, kwargs, op.line)
-        if not isinstance(op.target, torch._ops.OpOverload | BuiltinFunctionType):
+        kinds = torch._ops.OpOverload | BuiltinFunctionType | Native
+        if not isinstance(op.target, kinds):
             self._values[op.name] = self._inlined(placed)
             return
         self._values[op.name] = self._kernels(placed)
 
     def _kernels(self, placed: Op) -> Ref:
         """The operator as the kernels that it consists of."""
-        rule = None if placed.kwargs else EXPANSIONS.get(placed.key)
-        made = None if rule is None else rule(self._to, placed)
-        if made is not None:
-            return made
-        args = self._tensors(placed)
+        args = list(placed.args)
+        if self._expands:
+            rule = None if placed.kwargs else EXPANSIONS.get(placed.key)
+            made = None if rule is None else rule(self._to, placed)
+            if made is not None:
+                return made
+            args = self._tensors(placed)
         return self._to.add(placed, placed.name, placed.target, *args, **placed.kwargs)
 
     def _inlined(self, op: Op) -> Argument:

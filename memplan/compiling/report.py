@@ -20,11 +20,12 @@ class CompilePlan:
     result. operators: of the program that runs, views included. loops: how many run in
     chunks. again: the values that are computed a second time. order_proof: "bound" or
     "search" if no order of these operators needs less; "" if one may. order_bound:
-    bytes that every order needs. folded: bytes of constants computed in advance, which
-    are kept. packed: bytes of convolutions' weights that are kept in their kernels'
-    layout, beside the model's. error: largest relative error to the model.
-    seconds_before, seconds_after: the least of several runs in turns. plan: the arena's
-    plan, which says how good it is.
+    bytes that every order needs. kernels, fused: how many of memplan's own kernels run,
+    and for how many of the model's operators. folded: bytes of constants computed in
+    advance, which are kept. packed: bytes of convolutions' weights that are kept in
+    their kernels' layout, beside the model's. error: largest relative error to the
+    model. seconds_before, seconds_after: the least of several runs in turns. plan: the
+    arena's plan, which says how good it is.
     """
 
     status: str
@@ -42,6 +43,8 @@ class CompilePlan:
     again: tuple[str, ...] = ()
     order_proof: str = ""
     order_bound: int = 0
+    kernels: int = 0
+    fused: int = 0
     folded: int = 0
     packed: int = 0
     error: float = 0.0

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from memplan.compiling.convolutions import packed
-from memplan.compiling.passes import Flat, expanded, folded
+from memplan.compiling.fused import fused, lying
+from memplan.compiling.passes import Flat, expanded, folded, unrolled
 from memplan.compiling.serve import ways_of
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
@@ -60,25 +61,44 @@ class Schedule:
         return Tape(self.flat.program, arena[start:], self.layout, self.flat.constants)
 
 
+class PackedTooMuchError(Exception):
+    """Packed weights take more than they may.
+
+    bytes: that they take.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(f"packed weights take {nbytes} bytes")
+        self.bytes = nbytes
+
+
 def scheduled(
     program: Program,
     constants: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
-    pack: bool = False,
+    kernels: tuple[str, ...] = (),
     effort: int = EFFORT,
+    most: int | None = None,
 ) -> Schedule:
     """A program for inputs of these shapes, on a CPU.
 
-    constants: the values of `program.constants`. pack: whether weights of convolutions
-    are kept in their kernels' layout, too. effort: of the search for an order, the
-    best of which is taken. Offsets come from `memplan.solve`. Raises MemplanError if
-    they do not verify.
+    constants: the values of `program.constants`. kernels: what convolutions may run as,
+    see FuseOptions, their weights kept in the kernels' layout, too; without any, as
+    torch has them. effort: of the search for an order, the best of which is taken.
+    most: bytes of packed weights. Offsets come from `memplan.solve`. Raises
+    MemplanError if they do not verify, PackedTooMuchError if weights take more.
     """
     install("memplan.compile")  # it sees what operators ask for, and serves it
     inference, nbytes = Inference(), 0
-    flat = folded(expanded(program, dict(constants), inference))
-    if pack:
-        flat, nbytes = packed(flat, inference)
+    flat = unrolled(program, constants, inference)
+    if kernels:
+        flat, nbytes = fused(flat, inference, inputs, kernels)
+    flat = folded(expanded(flat, inference))
+    if kernels:
+        flat, more = packed(flat, inference)
+        flat, nbytes = lying(flat, inference), nbytes + more
+        if most is not None and nbytes > most:
+            raise PackedTooMuchError(nbytes)
     ways = ways_of(flat.program, flat.constants, inputs)
     candidates = partial(ways.overwritable, flat.program)
     order = least_peak(tasks_of(flat.program, ways.beside, candidates), effort)

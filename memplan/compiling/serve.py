@@ -12,9 +12,10 @@ from torch import Tensor
 
 from memplan.graph.execute import COPIES, NoTapeError, Served, writers
 from memplan.graph.liveness import owners
+from memplan.graph.native import Native
 from memplan.graph.nest import storages
 from memplan.graph.program import Meta, Op, Program, Ref, mapped
-from memplan.graph.requests import Asked, watched
+from memplan.graph.requests import Asked, Request, watched
 
 # Kernels that read all of a row before they write it.
 ROWS = {"aten._softmax", "aten._log_softmax"}
@@ -38,6 +39,8 @@ class Ways:
         if way is None:
             return []
         taken = [arg.name for arg in op.args if isinstance(arg, Ref)]
+        if isinstance(op.target, Native):
+            return [taken[at] for at in op.target.over]
         pointwise = torch.Tag.pointwise in getattr(op.target, "tags", ())
         if way.over or op.key == "aten.slice_scatter":
             taken = taken[:1]
@@ -75,6 +78,10 @@ def ways_of(
             args, kwargs = mapped((op.args, op.kwargs), lambda ref: values[ref.name])
             run = partial(op.target, *args, **kwargs)
             result = run()
+            if isinstance(op.target, Native):
+                _check_lying(program, op, args)
+                if size := op.target.scratch(args):
+                    found.asked[op.name] = Asked((Request(size, 0, 1, None),), 2)
             if own := owners(program, op):
                 _check_apart(op, args, kwargs, result)
                 way = None
@@ -111,6 +118,15 @@ def _strided(result: Tensor, meta: Meta) -> Tensor:
     return made.copy_(result)
 
 
+def _check_lying(program: Program, op: Op, tensors: Sequence[Tensor]) -> None:
+    """Raise NoTapeError if an operand lies otherwise than its meta says."""
+    for name, tensor in zip(op.operands(), tensors, strict=True):
+        wanted: Meta = program.metas[name]
+        strides = zip(tensor.shape, tensor.stride(), wanted.strides, strict=True)
+        if any(size > 1 and one != other for size, one, other in strides):
+            raise NoTapeError(f"{op.key}, whose operand lies otherwise than planned")
+
+
 def _check_apart(op: Op, args: Any, kwargs: Any, result: Any) -> None:
     """Raise NoTapeError if a result shares memory with an operand."""
     shared = storages([args, kwargs]) & storages([result])
@@ -127,6 +143,8 @@ def _way(
     known: dict[object, Served | None],
 ) -> Served | None:
     if op.key in COPIES or op.key in (UNWRITTEN, "aten.slice_scatter"):
+        return Served(op.target)
+    if isinstance(op.target, Native):
         return Served(op.target)
     metas = mapped((op.args, op.kwargs), lambda ref: program.metas[ref.name])
     key = (op.target, repr(metas))

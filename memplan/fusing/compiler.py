@@ -14,7 +14,7 @@ from memplan.fusing.engine.engine import Engine
 from memplan.fusing.join import join
 from memplan.fusing.layers import EagerOp, Network, tensors
 from memplan.fusing.memory import ArenaPool
-from memplan.fusing.options import FuseOptions, Joining
+from memplan.fusing.options import FuseOptions, Joining, kernel_subsets
 from memplan.fusing.prepared import Fallback, Prepared, building, inference
 from memplan.fusing.recognise import recognise
 from memplan.graph.call import Inputs
@@ -44,16 +44,6 @@ class Trial:
     engine: Engine
     error: float = float("inf")
     seconds: float = float("inf")
-
-
-def kernel_subsets(kernels: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Sets of kernels, each without the coarsest of the one before."""
-    found = [kernels]
-    for name in ("winograd4", "winograd2"):
-        rest = tuple(each for each in found[-1] if each != name)
-        if rest and rest != found[-1]:
-            found.append(rest)
-    return found
 
 
 NO_MORE = 1.02  # times the model's own peak, above which it takes more
@@ -189,7 +179,7 @@ class Compiler:
         plan = self.builder.plan
         if plan is None:
             return None
-        trial = self._tried(self.builder.replayed(plan), all(map(varied, self.tensors)))
+        trial = self._tried(self.builder.engine(plan), all(map(varied, self.tensors)))
         return trial.engine if trial.error <= self.tolerance else None
 
     def _fastest(self) -> Trial | None:
@@ -227,7 +217,7 @@ class Compiler:
     def _exact(self, kernels: tuple[str, ...], batch: int) -> Trial:
         """An engine, the least exact kernels removed until its results are right."""
         for left in kernel_subsets(kernels):
-            trial = self._tried(self.builder.engine(left, batch))
+            trial = self._tried(self.builder.engine(self.builder.fastest(left, batch)))
             if trial.error <= self.tolerance:
                 break
         return trial

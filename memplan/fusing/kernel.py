@@ -217,13 +217,21 @@ class Kernel:
             places[index % 2] = max(places[index % 2], count)
         return sum(places) * value
 
-    def bind(self, x: Tensor, operands: Sequence[Tensor], out: Tensor) -> Bound:
+    def bind(
+        self,
+        x: Tensor,
+        operands: Sequence[Tensor],
+        out: Tensor,
+        between: Tensor | None = None,
+    ) -> Bound:
         """The call that reads `x` (n, c, h, w) and writes `out`, both in the kernel's
-        dtype and layout; `out` may be a slice of channels of a wider tensor, and no
-        part of what is read.
+        dtype and layout; `out` may be a slice of channels of a wider tensor. It may be
+        no part of what is read, but for a stack without pools, which may write over its
+        input, or over an operand of its shape.
 
-        operands: in the order in which operations take them; see `OPERATORS`. Raises
-        UsageError for tensors that do not fit.
+        operands: in the order in which operations take them; see `OPERATORS`. between:
+        `between_bytes` bytes; memory of the call's own if None. Raises UsageError for
+        tensors that do not fit.
         """
         if x.dim() != 4:
             raise UsageError(f"a stack takes (n, c, h, w), not {tuple(x.shape)}")
@@ -233,7 +241,8 @@ class Kernel:
         if shape[0] > 1 and target.image < out[0].numel():
             raise UsageError("images of the output share memory; give it its own")
         needed = self.between_bytes(shape)
-        between = torch.empty(needed, dtype=torch.uint8) if needed else None
+        if between is None and needed:
+            between = torch.empty(needed, dtype=torch.uint8)
         placed = self._operands(shape, operands)
         table = (OperandStruct * max(len(placed), 1))()
         for entry, each in zip(table, placed, strict=False):

@@ -259,6 +259,14 @@ def gates(node: Node) -> list[str]:
     return [str(operand) for kind, operand in pairs if kind == ("image",)]
 
 
+def pointwise(node: StackNode) -> list[str]:
+    """The values that a stack without pools reads where it writes its result: it may
+    write over them. Those of `gates` it reads elsewhere, too."""
+    if not all(operation.elementwise for operation in node.operations):
+        return []
+    return list(dict.fromkeys(node.inputs()))
+
+
 def tensors(nodes: list[Node]) -> Iterator[str]:
     """Names of the model's tensors that kernels are made from."""
     for node in nodes:

@@ -9,6 +9,16 @@ from memplan.errors import UsageError
 KERNELS = ("direct", "winograd2", "winograd4", "depthwise", "onednn")
 
 
+def kernel_subsets(kernels: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Sets of kernels, each without the coarsest of the one before."""
+    found = [kernels]
+    for name in ("winograd4", "winograd2"):
+        rest = tuple(each for each in found[-1] if each != name)
+        if rest and rest != found[-1]:
+            found.append(rest)
+    return found
+
+
 @dataclass(frozen=True)
 class Joining:
     """Which rewrites are made; each can be left out, to see what it is worth.

@@ -23,7 +23,8 @@ def recognise(program: Program, model: torch.nn.Module) -> Network:
     for step in program.ops:
         assert isinstance(step, Op)
         op = _renamed(step, same)
-        module = modules.get(program.modules.get(op.name, ""))
+        where = program.modules.get(op.name)
+        module = modules.get(where) if where else None
         place, operator = _named(op, module, program)
         shape = metas[op.name].shape if op.name in metas else ()
         layer = Layer(op.name, "call", op.operands(), op, place, operator, shape)

@@ -120,6 +120,12 @@ def conv2d(call: Call) -> None:
         call.convolution(call.pair("padding"))
 
 
+def convolution(call: Call) -> None:
+    if call.given["transposed"]:
+        raise UnsupportedError("it is transposed")
+    conv2d(call)
+
+
 def pad(call: Call) -> None:
     """Zeros around planes, given as left, right, above, below."""
     call.planes()
@@ -280,6 +286,7 @@ def cat(call: Call) -> None:
 
 RULES: dict[str, Rule] = {
     "aten.conv2d": conv2d,
+    "aten.convolution": convolution,
     "aten.linear": linear,
     "aten.batch_norm": batch_norm,
     "aten.max_pool2d": pool2d("max"),

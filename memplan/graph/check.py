@@ -74,8 +74,8 @@ def _of_finite(left: Tensor, right: Tensor, least: float) -> float:
 
 
 def other_inputs(inputs: list[object], seed: int) -> list[object]:
-    """Inputs of the same shapes with other values: noise for floating-point tensors,
-    the same values in another order for others, which may be indices."""
+    """Inputs of the same shapes and layouts with other values: noise for floating-point
+    tensors, the same values in another order for others, which may be indices."""
     generator = torch.Generator().manual_seed(seed)
     changed = []
     for value in inputs:
@@ -83,11 +83,11 @@ def other_inputs(inputs: list[object], seed: int) -> list[object]:
             changed.append(value)
         elif value.is_floating_point():
             noise = torch.randn(value.shape, generator=generator)
-            changed.append(noise.to(value.dtype).to(value.device))
+            changed.append(torch.empty_like(value, requires_grad=False).copy_(noise))
         else:
             order = torch.randperm(value.numel(), generator=generator)
             flat = value.reshape(-1)[order.to(value.device)]
-            changed.append(flat.reshape(value.shape))
+            changed.append(torch.empty_like(value).copy_(flat.reshape(value.shape)))
     return changed
 
 

@@ -5,6 +5,7 @@ TorchScript's intermediate form, which torch runs in C++ without Python between 
 operators. Views of the arena and of weights are made when the tape is bound, so they
 cost nothing; values that depend on the inputs' addresses are made as it runs. Operators
 that make their results themselves get the memory that they ask for from the arena, too.
+Kernels of memplan's own run in segments, each as one operator.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from memplan.graph.liveness import in_place
+from memplan.graph.native import OPERATOR, OUT, Call, Native, Segment
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
 from memplan.graph.requests import TORCH, Placed, Service
 
@@ -162,9 +164,12 @@ class Tape:
         self._real: dict[str, Any] = dict(constants)  # what stays where it is
         self._names: dict[str, str] = {n: f"%{n}" for n in program.inputs}
         self._storage: dict[str, str] = {}  # of results over operands: the arena's root
+        self._kernels: list[tuple[Op, Call]] = []  # those that run together
+        self._segments: list[Segment] = []
         for op in program.ops:
             assert isinstance(op, Op)
             self._step(op)
+        self._close()
         self.results = list(dict.fromkeys(refs(program.outputs)))
         outputs = [self._result(name) for name in self.results]
         inputs = [f"%{name}" for name in program.inputs]
@@ -211,38 +216,84 @@ class Tape:
         return self._text.constant("NoneType", "")
 
     def _step(self, op: Op) -> None:
-        program = self._program
-        if op.target is getitem:
-            self._item(op)
+        if isinstance(op.target, Native):
+            self._kernel(op, op.target)
             return
-        operands = op.operands()
-        root = program.roots[op.name]
+        root = self._program.roots[op.name]
         own = root == op.name or (isinstance(root, tuple) and f"{op.name}[" in root[0])
-        if not own and all(name in self._real for name in operands):
+        known = all(name in self._real for name in op.operands())
+        if not own and known and op.target is not getitem:
             self._real[op.name] = self._call(op)  # a view, made once
             return
+        self._close()
         served = self._layout.served.get(op.name)
-        if not own or served is None:
+        if op.target is getitem:
+            self._item(op)
+        elif not own or served is None:
             self._mark(op.name)
             self._asks(op)
-            return
+        else:
+            self._written(op, served)
+
+    def _written(self, op: Op, served: Served) -> None:
+        """An operator that writes its result where it is told."""
         target = self._target(op)
         if op.key == "aten.empty_strided":
             return
         if op.key in COPIES:
             self._copy(op, target)
-            return
-        if op.key == "aten.slice_scatter":
+        elif op.key == "aten.slice_scatter":
             self._scatter(op, target)
-            return
-        if served.over:
+        elif served.over:
             if op.name not in self._layout.over:
                 self._copied(target, op.args[0])
             written = Op(op.name, served.target, op.args[1:], op.kwargs)
-            args = self._arguments(served.target, written, target, first=True)
+            self._calls(served.target, written, target, first=True)
         else:
-            args = self._arguments(served.target, op, target)
-        self._emit("Tensor", f"{_schema_name(served.target)}({args})")
+            self._calls(served.target, op, target)
+
+    def _calls(self, target: Out, op: Op, out: str, first: bool = False) -> None:
+        args = self._arguments(target, op, out, first)
+        self._emit("Tensor", f"{_schema_name(target)}({args})")
+
+    def _kernel(self, op: Op, target: Native) -> None:
+        """A kernel, which runs with those before and behind it."""
+        self._target(op)
+        operands = [self._known(name) for name in op.operands()]
+        ((size, at, _),) = self._layout.asked.get(op.name) or [(0, 0, True)]
+        scratch = self._arena[at : at + size]
+        call = target.call(operands, self._known(op.name), scratch)
+        self._kernels.append((op, call))
+
+    def _known(self, name: str) -> Tensor:
+        """The tensor that stays where it is, or one of its form."""
+        found: Tensor | None = self._real.get(name)
+        if found is None:
+            meta: Meta = self._program.metas[name]
+            found = torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype)
+        return found
+
+    def _close(self) -> None:
+        """The kernels since the last operator of torch, as one operator."""
+        if not self._kernels:
+            return
+        names: dict[str, int] = {}  # of tensors that are made as the tape runs
+        slots = []
+        for op, call in self._kernels:
+            operands = op.operands()
+            for structure, field_, position in call.addresses:
+                name = op.name if position == OUT else operands[position]
+                if name not in self._real:
+                    at = names.setdefault(name, len(names))
+                    slots.append((structure, field_, at))
+        play = self._kernels[0][0].target.play  # type: ignore[attr-defined]
+        segment = Segment(play, [call for _, call in self._kernels], slots)
+        self._segments.append(segment)
+        self._kernels = []
+        # Without a tensor that is seen from outside, torch would leave it out.
+        words = [*(self._names[name] for name in names), self._text.bound(self._marked)]
+        tensors = self._text.list_of("Tensor[]", words)
+        self._emit("int", f"{OPERATOR}({tensors}, {self._whole(segment.number)})")
 
     def _target(self, op: Op) -> str:
         """The tensor that the operator writes: in the arena, or new for a result."""

@@ -134,10 +134,16 @@ def test_options_that_make_no_sense(options: dict[str, object], message: str) ->
         optimize(SMALL, CORE, Codesign(), found)
 
 
+ONE = Options(threads=1)  # how many nests several threads try depends on their pace
 TASKS = [
-    Task(SMALL, CORE, Codesign()),
-    Task(SMALL, CORE, Fixed(DIANNAO)),
-    Task(PAPER_LAYERS["fc1"], CORE, Codesign(budget=4096), Options("divisors")),
+    Task(SMALL, CORE, Codesign(), ONE),
+    Task(SMALL, CORE, Fixed(DIANNAO), ONE),
+    Task(
+        PAPER_LAYERS["fc1"],
+        CORE,
+        Codesign(budget=4096),
+        replace(ONE, method="divisors"),
+    ),
 ]
 
 

@@ -12,7 +12,14 @@ import torch
 from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import algorithms, blank
 from memplan.fusing.engine.arena import Arena
-from memplan.fusing.engine.packs import PackedWeights, Packs, Stacks, as_4d, as_planes
+from memplan.fusing.engine.packs import (
+    Made,
+    Packs,
+    Stacks,
+    as_4d,
+    as_planes,
+    packing,
+)
 from memplan.fusing.engine.steps import Emitter, Runner
 from memplan.fusing.join import is_depthwise, without_prologues
 from memplan.fusing.layers import FusedConv, Network, Node, StackNode
@@ -106,7 +113,7 @@ def run_of(
     others.
     """
     kernels = {each.value: kernel for each in nodes if isinstance(each, FusedConv)}
-    blanks: dict[tuple[str, str], PackedWeights] = {}
+    blanks: Made = {}
     found: list[Node] = []
     for node in without_prologues(nodes, kernels):
         if isinstance(node, StackNode) and node.value not in stacks:
@@ -119,7 +126,9 @@ def run_of(
         found.append(node)
         if isinstance(node, FusedConv) and kernel != "onednn":
             shape = tuple(as_planes(weights[node.convolution.weight]).shape)
-            blanks[node.value, kernel] = blank(shape, node.convolution, kernel)
+            blanks[packing(node, kernel, network)] = blank(
+                shape, node.convolution, kernel
+            )
     packs = Packs(weights, network, found, kernels, stacks, blanks)
     shapes = {
         name: (images, *network.shapes[name][1:])

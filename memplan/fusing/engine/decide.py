@@ -20,7 +20,7 @@ from memplan.fusing.engine.choose import (
     timing_images,
 )
 from memplan.fusing.engine.engine import Engine, images
-from memplan.fusing.engine.packs import PackedWeights, Packs, Stacks, as_4d
+from memplan.fusing.engine.packs import Made, Packs, Stacks, as_4d
 from memplan.fusing.generate import DTYPES
 from memplan.fusing.join import is_depthwise, with_depthwise, without_prologues
 from memplan.fusing.kernel import Kernel, compiled_many
@@ -132,7 +132,7 @@ class EngineBuilder:
         self.layout = _layout(nodes, inputs)
         self.own = self.device == "cpu" and has_kernels()
         self._lacking = self.device == "cpu" and not self.own
-        self._made: dict[tuple[str, str], PackedWeights] = {}
+        self._made: Made = {}
         self._timed: dict[tuple[str, ...], str] = {}  # the fastest of some kernels
         self._near: dict[str, list[str]] = {}  # kernels that may be a node's fastest
         self.images = images(network)
@@ -158,14 +158,21 @@ class EngineBuilder:
             for node, kernel in zip(self._convolutions, kernels, strict=True)
         )
 
-    def engine(self, kernels: tuple[str, ...], batch: int) -> Engine:
-        """An engine whose convolutions run as the fastest of `kernels`."""
+    def fastest(self, kernels: tuple[str, ...], batch: int) -> Plan:
+        """The plan whose convolutions run as the fastest of `kernels`."""
         chosen = [self._kernel(node, kernels, batch) for node in self._convolutions]
-        return self.replayed((tuple(chosen), batch))
+        return tuple(chosen), batch
 
-    def replayed(self, plan: Plan) -> Engine:
-        """The engine that was decided for."""
-        kernels, batch = plan
+    def engine(self, plan: Plan) -> Engine:
+        """The engine of a plan."""
+        packs = self.packs(plan)
+        engine = Engine(packs, plan[1], self.layout, self._arena_pool)
+        engine.learn(self._expected, self.inputs)
+        return engine
+
+    def packs(self, plan: Plan) -> Packs:
+        """The nodes of a plan, with all that their kernels need of the model."""
+        kernels, _ = plan
         if not self.own:
             kernels = ("onednn",) * len(self._convolutions)
         values = [node.value for node in self._convolutions]
@@ -177,10 +184,7 @@ class EngineBuilder:
             nodes, {value for value, kernel in chosen.items() if kernel == "depthwise"}
         )
         given = self._weights, self.network, nodes, chosen, self._stacks(nodes)
-        packs = Packs(*given, self._made)
-        engine = Engine(packs, batch, self.layout, self._arena_pool)
-        engine.learn(self._expected, self.inputs)
-        return engine
+        return Packs(*given, self._made)
 
     def _kernel(self, node: FusedConv, wanted: tuple[str, ...], batch: int) -> str:
         if not self.own:

@@ -196,11 +196,9 @@ class Engine:
 
     def native(self, node: Node) -> bool:
         """Whether a node writes into the arena."""
-        if isinstance(node, FusedConv):
-            return self._packs.kernels[node.value] != "onednn"
-        if isinstance(node, StackNode):
-            return self._packs.native(node.value)
-        return isinstance(node, Concat) and self.layout == "channels_last"
+        if isinstance(node, Concat):
+            return self.layout == "channels_last"
+        return self._packs.native(node)
 
     def _shapes(self, count: int) -> dict[str, tuple[int, ...]]:
         if count == self.images:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 
 import torch
 
-from memplan.fusing.convolution import Packed, pack
+from memplan.fusing.convolution import Packed, Prologue, bind, pack
 from memplan.fusing.engine import onednn
-from memplan.fusing.kernel import Kernel, taps
+from memplan.fusing.kernel import Bound, Kernel, PointerSlot, taps
 from memplan.fusing.kernels import tape
 from memplan.fusing.layers import FusedConv, Network, Node, Norm, StackNode
 from memplan.fusing.memory import PageAllocator
@@ -63,6 +64,7 @@ def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 PackedWeights = Packed | onednn.Packed
+Made = dict[Hashable, PackedWeights]  # by what they are packed of, and for which kernel
 # What computes each stack, by its value: a kernel, or a function of input and operands.
 Stacks = dict[str, Kernel | Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]]
 
@@ -78,8 +80,8 @@ class Packs:
     """The packed weights of a network's nodes; `fill` takes them anew.
 
     nodes: of `network`, in the order that they run in. kernels: the algorithm of each
-    convolution, by value. stacks: see Stacks. made: weights packed before, by value and
-    algorithm, of the model as it is; it gets those that are packed now.
+    convolution, by value. stacks: see Stacks. made: weights packed before, of the model
+    as it is; it gets those that are packed now.
     """
 
     def __init__(
@@ -89,26 +91,29 @@ class Packs:
         nodes: list[Node],
         kernels: dict[str, str],
         stacks: Stacks,
-        made: dict[tuple[str, str], PackedWeights] | None = None,
+        made: Made | None = None,
     ) -> None:
         self.weights, self.network, self.nodes = weights, network, nodes
         self.kernels, self.stacks = kernels, stacks
         self.convolutions: dict[str, PackedWeights] = {}
-        self._made: dict[Norm | FusedConv, list[torch.Tensor]] = {}  # for stacks
+        self._vectors: dict[Norm | FusedConv, list[torch.Tensor]] = {}  # for stacks
         own = any(kernel != "onednn" for kernel in kernels.values())
         own = own or any(isinstance(each, Kernel) for each in stacks.values())
         self.play = tape() if own else None
         self.fill({} if made is None else made)
 
-    def fill(self, made: dict[tuple[str, str], PackedWeights]) -> None:
+    def fill(self, made: Made) -> None:
         """Pack the model's weights as they are now, but for those in `made`."""
         room = PageAllocator()
         for node in self.nodes:
             if isinstance(node, FusedConv):
-                key = node.value, self.kernels[node.value]
+                key = packing(node, self.kernels[node.value], self.network)
                 if key not in made:
                     made[key] = self._packed(node, room)
-                self.convolutions[node.value] = made[key]
+                found = made[key]
+                if isinstance(found, Packed):
+                    found = replace(found, convolution=node.convolution)
+                self.convolutions[node.value] = found
                 if node.before is not None:
                     self._add(node.before)
             elif isinstance(node, StackNode):
@@ -126,17 +131,86 @@ class Packs:
         for operand in stack.operands:
             if isinstance(operand, Norm):
                 vectors = scale_and_shift(self.weights, operand)
-                self._made[operand] = [each.float().contiguous() for each in vectors]
+                self._vectors[operand] = [each.float().contiguous() for each in vectors]
             elif isinstance(operand, FusedConv):
-                self._made[operand] = [taps(*folded(self.weights, operand))]
+                self._vectors[operand] = [taps(*folded(self.weights, operand))]
 
-    def native(self, value: str) -> bool:
-        """Whether a stack runs as a kernel, not by torch."""
-        return isinstance(self.stacks[value], Kernel)
+    def native(self, node: Node) -> bool:
+        """Whether a convolution or stack runs as a kernel, not by torch."""
+        if isinstance(node, FusedConv):
+            return self.kernels[node.value] != "onednn"
+        return isinstance(node, StackNode) and isinstance(
+            self.stacks[node.value], Kernel
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Of all weights that are packed, those that nodes share once."""
+        packed = {
+            id(tensor): tensor
+            for each in self.convolutions.values()
+            for tensor in vars(each).values()
+            if isinstance(tensor, torch.Tensor)
+        }
+        others = [tensor for made in self._vectors.values() for tensor in made]
+        return sum(x.numel() * x.itemsize for x in (*packed.values(), *others))
 
     def operands(self, node: StackNode) -> list[torch.Tensor | str]:
         """A stack's operands in order: vectors, taps, and names of values."""
         found: list[torch.Tensor | str] = []
         for operand in node.operands:
-            found += [operand] if isinstance(operand, str) else self._made[operand]
+            found += [operand] if isinstance(operand, str) else self._vectors[operand]
         return found
+
+    def bind(
+        self,
+        node: FusedConv | StackNode,
+        tensor_of: Callable[[str], torch.Tensor],
+        between: torch.Tensor | None = None,
+    ) -> Bound:
+        """The call of a node's kernel on tensors (n, c, h, w) by their names. `given`
+        has the place of each address. between: see `Kernel.bind`."""
+        fields: dict[str, str | None] = {"input": node.source, "output": node.value}
+        x, out = tensor_of(node.source), tensor_of(node.value)
+        if isinstance(node, FusedConv):
+            packed = self.convolutions[node.value]
+            assert isinstance(packed, Packed)
+            prologue = Prologue()
+            if node.before is not None:
+                scale, shift = self.tensors(node.before, tensor_of)
+                prologue = Prologue(scale, shift, len(node.before.operations) > 1)
+            added = None if node.added is None else tensor_of(node.added)
+            bound = bind(packed, x, out, prologue, added, node.activation)
+            fields["add"] = node.added
+            entries = []
+        else:
+            kernel = self.stacks[node.value]
+            assert isinstance(kernel, Kernel)
+            bound = kernel.bind(x, self.tensors(node, tensor_of), out, between)
+            entries = [
+                PointerSlot(entry, "data", each)
+                for entry, each in zip(bound.held[0], self.operands(node), strict=False)
+                if isinstance(each, str)
+            ]
+        bound.given = [
+            PointerSlot(bound.call, field, name)
+            for field, name in fields.items()
+            if name is not None
+        ] + entries
+        return bound
+
+    def tensors(
+        self, node: StackNode, tensor_of: Callable[[str], torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """A stack's operands in order, those by name as `tensor_of` has them."""
+        return [
+            tensor_of(each) if isinstance(each, str) else each
+            for each in self.operands(node)
+        ]
+
+
+def packing(node: FusedConv, kernel: str, network: Network) -> Hashable:
+    """What a convolution's packed weights depend on: nodes with the same share them."""
+    given = node.convolution
+    key = (given.weight, given.bias, tuple(node.norms), kernel)
+    return (*key, given, network.shapes[node.source]) if kernel == "onednn" else key

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from memplan.fusing.convolution import Prologue
-from memplan.fusing.convolution import bind as bind_convolution
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.arena import Arena, Place, copies
 from memplan.fusing.engine.packs import Packs, as_4d
-from memplan.fusing.kernel import Bound, Kernel, PointerSlot
+from memplan.fusing.kernel import Bound, Kernel
 from memplan.fusing.layers import Concat, EagerOp, FusedConv, Node, StackNode
 from memplan.graph.nest import laid_out
 from memplan.graph.program import mapped
@@ -195,20 +193,11 @@ class Emitter:
         packed = self.packs.convolutions[node.value]
         if isinstance(packed, onednn.Packed):
             return self._by_onednn(node, packed)
-        prologue = Prologue()
-        if node.before is not None:
-            scale, shift = map(self._tensor, self.packs.operands(node.before))
-            prologue = Prologue(scale, shift, len(node.before.operations) > 1)
-        bound = bind_convolution(
-            packed,
-            self._tensor(node.source),
-            self._tensor(node.value),
-            prologue,
-            None if node.added is None else self._tensor(node.added),
-            node.activation,
-        )
-        fields = {"input": node.source, "output": node.value, "add": node.added}
-        bound.given = self._given(bound.call, fields)
+        return self._bound(node)
+
+    def _bound(self, node: FusedConv | StackNode) -> Bound:
+        bound = self.packs.bind(node, self._tensor)
+        bound.given = [each for each in bound.given if each.value not in self._places]
         return bound
 
     def _by_onednn(self, node: FusedConv, packed: onednn.Packed) -> Step:
@@ -225,44 +214,19 @@ class Emitter:
 
     def _stacked(self, node: StackNode) -> Step:
         kernel = self.packs.stacks[node.value]
-        operands = self.packs.operands(node)
-        if not isinstance(kernel, Kernel):
-            shape = self._shapes[node.value]
+        if isinstance(kernel, Kernel):
+            return self._bound(node)
+        shape = self._shapes[node.value]
 
-            def run(values: Values) -> None:
-                given = [
-                    self.convert(values[each]) if isinstance(each, str) else each
-                    for each in operands
-                ]
-                x = self.convert(values[node.source])
-                values[node.value] = kernel(x, given).reshape(shape)
+        def run(values: Values) -> None:
+            given = self.packs.tensors(node, lambda name: self.convert(values[name]))
+            x = self.convert(values[node.source])
+            values[node.value] = kernel(x, given).reshape(shape)
 
-            return run
-        tensors = list(map(self._tensor, operands))
-        bound = kernel.bind(
-            self._tensor(node.source), tensors, self._tensor(node.value)
-        )
-        fields = {"input": node.source, "output": node.value}
-        bound.given = self._given(bound.call, fields)
-        for entry, each in zip(bound.held[0], operands, strict=False):
-            if isinstance(each, str):
-                bound.given += self._given(entry, {"data": each})
-        return bound
+        return run
 
-    def _given(
-        self, structure: ctypes.Structure, fields: Mapping[str, str | None]
-    ) -> list[PointerSlot]:
-        """The pointers to values outside the arena."""
-        return [
-            PointerSlot(structure, field, name)
-            for field, name in fields.items()
-            if name is not None and name not in self._places
-        ]
-
-    def _tensor(self, name: str | torch.Tensor) -> torch.Tensor:
+    def _tensor(self, name: str) -> torch.Tensor:
         """The value in the arena; for others, a placeholder of its shape."""
-        if isinstance(name, torch.Tensor):
-            return name
         if name in self._places:
             return self._view(name, self._places[name])
         return torch.empty(

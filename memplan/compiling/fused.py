@@ -1,0 +1,203 @@
+"""Layers of a program as memplan's own kernels, several in one (BrainSlug, 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memplan.compiling.layouts import Relaying
+from memplan.compiling.passes import Flat
+from memplan.fusing.engine.decide import EngineBuilder
+from memplan.fusing.engine.packs import Packs, as_4d
+from memplan.fusing.join import join
+from memplan.fusing.kernel import Kernel, place
+from memplan.fusing.layers import (
+    DepthwiseStack,
+    FusedConv,
+    Network,
+    Node,
+    StackNode,
+    gates,
+    pointwise,
+)
+from memplan.fusing.memory import ArenaPool
+from memplan.fusing.options import FuseOptions, Joining
+from memplan.fusing.recognise import recognise
+from memplan.graph.infer import Inference
+from memplan.graph.native import OUT, Call, Native
+from memplan.graph.program import Meta, Op, Ref, Step
+from memplan.graph.weights import Weights
+
+aten = torch.ops.aten
+
+# Averaging is not moved in front of convolutions: sums in another order.
+JOINING = Joining(pools=False)
+
+
+class Fused(Native):
+    """What a node of a network computes, as the target of an operator.
+
+    layout: of all that it takes and makes, see `fusing.generate.LAYOUTS`. layers: how
+    many operators it stands for.
+    """
+
+    def __init__(self, node: FusedConv | StackNode, packs: Packs, layout: str) -> None:
+        self.node, self._packs, self.layout = node, packs, layout
+        self.layers = len(node.names())
+        self.names = list(dict.fromkeys(node.inputs()))
+        self.shape = packs.network.shapes[node.value]
+        self.dtype = packs.network.dtypes[node.value]
+        kind = "convolution" if isinstance(node, FusedConv) else "stack"
+        self.__name__ = f"memplan.{kind}"
+        self._rows = set(gates(node))
+        over = [node.added] if isinstance(node, FusedConv) else pointwise(node)
+        aside = {node.source} if isinstance(node, FusedConv) else self._rows
+        wanted = [name for name in over if name is not None and name not in aside]
+        self.over = tuple(self.names.index(name) for name in wanted)
+
+    @property
+    def play(self) -> Callable[[Any, int, int], None]:
+        assert self._packs.play is not None
+        found: Callable[[Any, int, int], None] = self._packs.play
+        return found
+
+    def empty(self, operands: Sequence[Tensor]) -> Tensor:
+        order = self.order(len(self.shape))
+        return torch.empty(self.shape, dtype=self.dtype, memory_format=order)
+
+    def order(self, dims: int) -> torch.memory_format:
+        """Of the tensors with so many dimensions that it takes and makes."""
+        last = self.layout == "channels_last" and dims == 4
+        return torch.channels_last if last else torch.contiguous_format
+
+    def scratch(self, operands: Sequence[Tensor]) -> int:
+        kernel = self._packs.stacks.get(self.node.value)
+        if not isinstance(kernel, Kernel):
+            return 0
+        return kernel.between_bytes(as_4d(self._packs.network.shapes[self.node.source]))
+
+    def call(self, operands: Sequence[Tensor], out: Tensor, scratch: Tensor) -> Call:
+        tensors = dict(zip(self.names, map(_planes, operands), strict=True))
+        tensors[self.node.value] = _planes(out)
+        bound = self._packs.bind(self.node, tensors.__getitem__, scratch)
+        positions = {name: i for i, name in enumerate(self.names)}
+        positions[self.node.value] = OUT
+        addresses = [(s.structure, s.field, positions[s.value]) for s in bound.given]
+        return Call(bound.function, bound.call, bound, addresses)
+
+    def takes(self, position: int, meta: Meta) -> bool:
+        """Whether a value that lies so can be the operand at a position."""
+        images, channels, *planes = meta.shape
+        if not planes or self.names[position] in self._rows:
+            rows = meta._replace(shape=(images, channels), strides=meta.strides[:2])
+            return rows.contiguous
+        tensor = torch.empty_strided(meta.shape, meta.strides, device="meta")
+        return place(tensor, self.layout) is not None
+
+
+def _planes(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 4 else tensor[:, :, None, None]
+
+
+def fused(
+    flat: Flat, inference: Inference, inputs: Sequence[Tensor], kernels: tuple[str, ...]
+) -> tuple[Flat, int]:
+    """The program with what can be joined as kernels, and the bytes of their weights,
+    if it has a convolution of images that gains by that.
+
+    flat: its operators as torch.export has them. inputs: of the program. kernels: what
+    convolutions may run as, see FuseOptions; the fastest is taken. What no kernel runs
+    stays as it is. Results are equal to the program's but for rounding.
+    """
+    if not inputs:
+        return flat, 0
+    # Weights are known by the names that they have in the program.
+    names = {name: name for name in flat.program.constants}
+    network = recognise(replace(flat.program, constants=names), nn.Module())
+    nodes = join(network, JOINING)
+    if not any(_is_of_images(node, network) for node in nodes):
+        return flat, 0
+    builder = EngineBuilder(
+        Weights(nn.Module(), flat.constants),
+        network,
+        nodes,
+        dict(zip(network.inputs, inputs, strict=True)),
+        None,
+        FuseOptions(JOINING, kernels, micro_batch=1 << 30),
+        ArenaPool(),
+    )
+    plan = builder.plan
+    if plan is None:
+        plan = builder.fastest(kernels, builder.images)
+        builder.write(plan)
+    packs = builder.packs(plan)
+    if not any(_is_of_images(x, network) and packs.native(x) for x in packs.nodes):
+        return flat, 0
+    return _Fusing(flat, inference, packs, builder.layout).fused()
+
+
+def _is_of_images(node: Node, network: Network) -> bool:
+    convolves = isinstance(node, FusedConv | DepthwiseStack)
+    return convolves and len(network.shapes[node.value]) == 4
+
+
+class _Fusing(Relaying):
+    def __init__(
+        self, flat: Flat, inference: Inference, packs: Packs, layout: str
+    ) -> None:
+        super().__init__(flat, inference)
+        self._packs, self._layout = packs, layout
+        self._ops = {layer.name: layer.op for layer in packs.network.layers}
+
+    def fused(self) -> tuple[Flat, int]:
+        packs, order = self._packs, {name: i for i, name in enumerate(self._ops)}
+        for node in packs.nodes:
+            if isinstance(node, FusedConv | StackNode) and packs.native(node):
+                self.values[node.value] = self._kernel(node)
+                continue
+            for name in sorted(node.names(), key=order.__getitem__):
+                self.values[name] = self.again(self._ops[name])
+        return self.flat(packs.network.outputs), packs.bytes
+
+    def _kernel(self, node: FusedConv | StackNode) -> Ref:
+        target = Fused(node, self._packs, self._layout)
+        values = [self.values[name] for name in target.names]
+        return self.to.add(self._ops[node.value], node.value, target, *values)
+
+
+def lying(flat: Flat, inference: Inference) -> Flat:
+    """The program with the operands of kernels copied where they lie otherwise than
+    kernels read them."""
+    program = flat.program
+    ops: list[Step] = []
+    copies: dict[tuple[str, str], Ref] = {}
+    for op in program.ops:
+        target = op.target if isinstance(op, Op) else None
+        if not isinstance(target, Fused):
+            ops.append(op)
+            continue
+        taken = []
+        for i, name in enumerate(op.operands()):
+            meta, key = program.metas[name], (name, target.layout)
+            if target.takes(i, meta):
+                taken.append(Ref(name))
+                continue
+            if key not in copies:
+                copied = _copy(name, target.order(len(meta.shape)), program.metas)
+                inference.add(program, copied)
+                ops.append(copied)
+                copies[key] = Ref(copied.name)
+            taken.append(copies[key])
+        ops.append(Op(op.name, target, tuple(taken), {}, op.line))
+    return replace(flat, program=replace(program, ops=ops))
+
+
+def _copy(name: str, order: torch.memory_format, taken: Container[str]) -> Op:
+    free = f"{name}_lying"
+    while free in taken:
+        free += "_"
+    return Op(free, aten.clone.default, (Ref(name),), {"memory_format": order})

@@ -1,0 +1,126 @@
+"""A program written anew in which some values lie channels last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from memplan.compiling.passes import Builder, Flat
+from memplan.graph.execute import NoTapeError
+from memplan.graph.infer import Inference, ShapeError
+from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
+
+aten = torch.ops.aten
+
+# Operators that refuse an input which lies otherwise than it did, or read it otherwise.
+STRICT = {
+    *(aten.native_group_norm.default, aten.as_strided.default, aten.view.dtype),
+    *(aten.view_as_real.default, aten.view_as_complex.default),
+}
+
+
+class Relaying:
+    """Writes a program's operators anew, one after another.
+
+    values: by a value's name in the old program, what it is in the new one, at first
+    its inputs and constants. to: builds the new one. made: constants that it gets.
+    """
+
+    def __init__(self, flat: Flat, inference: Inference) -> None:
+        self.old, self.to = flat, Builder(flat.program, inference)
+        given = (*flat.program.inputs, *flat.program.constants)
+        self.values: dict[str, Argument] = {name: Ref(name) for name in given}
+        self.made: dict[str, Tensor] = {}
+        self._buffers = _buffers(flat.program)
+
+    def constant(self, name: str, stored: Tensor, plain: Tensor) -> Ref:
+        """A new constant; `plain` has the shape that operators see."""
+        program = self.to.program
+        program.constants[name] = name
+        program.roots[name] = name
+        shape, strides = tuple(plain.shape), plain.contiguous().stride()
+        program.metas[name] = Meta(shape, strides, plain.dtype, "cpu")
+        self.made[name] = stored
+        return Ref(name)
+
+    def again(self, op: Op) -> Ref:
+        """The operator, on operands that may lie otherwise now."""
+        args, kwargs = mapped((op.args, op.kwargs), lambda ref: self.values[ref.name])
+        if op.name in self._buffers:
+            strides = channels_last(self.old.program.metas[op.name]).strides
+            args = (args[0], list(strides))
+        if op.target in STRICT:
+            args = (self._as_before(op), *args[1:])
+        try:
+            return self.to.add(op, op.name, op.target, *args, **kwargs)
+        except ShapeError:
+            if op.target is not aten.view.default:
+                raise
+            return self.to.add(op, op.name, aten.reshape.default, *args)
+
+    def _as_before(self, op: Op) -> Ref:
+        """Its first operand, as it lay."""
+        name = op.operands()[0]
+        was: Meta = self.old.program.metas[name]
+        value: Ref = self.values[name]
+        if self.to.meta(value).strides == was.strides:
+            return value
+        if not was.contiguous:
+            raise NoTapeError(f"{op.key} of a value that lies otherwise now")
+        return self.to.add(op, f"{op.name}_of", aten.contiguous.default, value)
+
+    def flat(self, outputs: Argument) -> Flat:
+        """The new program; outputs: a nest of the old program's values."""
+        made = self.to.program
+        made.outputs = mapped(outputs, self._result)
+        constants: Mapping[str, Tensor] = {**self.old.constants, **self.made}
+        wanted = {name for op in made.ops for name in op.operands()}
+        wanted.update(refs(made.outputs))
+        made.constants = {n: p for n, p in made.constants.items() if n in wanted}
+        kept = {name: constants[name] for name in made.constants}
+        return replace(self.old, program=made, constants=kept)
+
+    @property
+    def bytes(self) -> int:
+        """Of the new constants."""
+        return sum(each.numel() * each.itemsize for each in self.made.values())
+
+    def _result(self, ref: Ref) -> Argument:
+        """A result of the program, which lies as before."""
+        value, was = self.values[ref.name], self.old.program.metas[ref.name]
+        if not was.contiguous or self.to.meta(value).contiguous:
+            return value
+        origin = Op(ref.name, aten.contiguous.default, (value,))
+        return self.to.add(origin, f"{ref.name}_lying", origin.target, value)
+
+
+def _buffers(program: Program) -> set[str]:
+    """Buffers of pictures that loops fill and other operators read, so that they may
+    lie channels last; those of the program's results stay as they are."""
+    filled = {
+        op.name: op.operands()[0]
+        for op in program.ops
+        if isinstance(op, Op) and op.key == "aten.slice_scatter"
+    }
+    given = set(refs(program.outputs))
+    while more := {filled[name] for name in given & filled.keys()} - given:
+        given |= more
+    return {
+        op.name
+        for op in program.ops
+        if isinstance(op, Op)
+        and op.key == "aten.empty_strided"
+        and op.name not in given
+        and len(program.metas[op.name].shape) == 4
+        and program.metas[op.name].contiguous
+    }
+
+
+def channels_last(meta: Meta) -> Meta:
+    """The same, dense and channels last."""
+    _, channels, height, width = meta.shape
+    strides = (channels * height * width, 1, width * channels, channels)
+    return meta._replace(strides=strides)

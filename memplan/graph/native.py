@@ -1,0 +1,120 @@
+"""Kernels of memplan's own among a program's operators.
+
+Such an operator's target writes its result where it is told. Consecutive ones run as
+one operator of a tape, without Python between them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+OUT = -1  # in the place of an operand's position: the result
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel with its arguments: a C function `void(const void* call, int threads)`.
+
+    held: what the arguments point into. addresses: where in them the addresses of
+    operands stand, and of the result: structure, field, and the operand's position or
+    OUT.
+    """
+
+    function: int
+    arguments: ctypes.Structure
+    held: object
+    addresses: list[tuple[ctypes.Structure, str, int]]
+
+
+class Native(ABC):
+    """A target that a tape runs as a kernel.
+
+    over: positions of operands over which the kernel may write its result.
+    """
+
+    over: tuple[int, ...] = ()
+
+    @abstractmethod
+    def empty(self, operands: Sequence[Tensor]) -> Tensor:
+        """A tensor for the result."""
+
+    @abstractmethod
+    def scratch(self, operands: Sequence[Tensor]) -> int:
+        """Bytes that it writes to beside its result."""
+
+    @abstractmethod
+    def call(self, operands: Sequence[Tensor], out: Tensor, scratch: Tensor) -> Call:
+        """The kernel on these tensors, `scratch` one of as many bytes as it wants.
+
+        Raises UsageError for tensors that lie otherwise than it reads or writes them.
+        """
+
+    @property
+    @abstractmethod
+    def play(self) -> Callable[[Any, int, int], None]:
+        """Runs an array of functions and arguments, so many, on so many threads."""
+
+    def __call__(self, *operands: Tensor) -> Tensor:
+        out = self.empty(operands)
+        if not isinstance(out, FakeTensor):
+            scratch = torch.empty(self.scratch(operands), dtype=torch.uint8)
+            Segment(self.play, [self.call(operands, out, scratch)])()
+        return out
+
+
+class _Entry(ctypes.Structure):
+    _fields_ = (("function", ctypes.c_void_p), ("call", ctypes.c_void_p))
+
+
+class Segment:
+    """Kernels that run one after another; one call at a time.
+
+    slots: addresses that are set before each run, and the positions among the tensors
+    that it is called with.
+    """
+
+    def __init__(
+        self,
+        play: Callable[[Any, int, int], None],
+        calls: Sequence[Call],
+        slots: Sequence[tuple[ctypes.Structure, str, int]] = (),
+    ) -> None:
+        self._play, self._calls, self._slots = play, list(calls), list(slots)
+        self._entries = (_Entry * len(calls))(
+            *(_Entry(each.function, ctypes.addressof(each.arguments)) for each in calls)
+        )
+        self.number = next(_numbers)
+        _segments[self.number] = self
+
+    def __call__(self, tensors: Sequence[Tensor] = ()) -> None:
+        """Run all; the global interpreter lock is released meanwhile."""
+        for structure, name, position in self._slots:
+            setattr(structure, name, tensors[position].data_ptr())
+        self._play(self._entries, len(self._entries), torch.get_num_threads())
+
+
+_numbers = itertools.count()
+_segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
+
+
+def _run(tensors: list[Tensor], number: int) -> int:
+    _segments[number](tensors)
+    return 0
+
+
+# The operator by which a tape runs a segment. It returns a number because the text of a
+# graph has no operators without results.
+OPERATOR = "memplan::segment"
+_library = torch.library.Library("memplan", "FRAGMENT")
+_library.define("segment(Tensor(a!)[] tensors, int number) -> int")
+_library.impl("segment", _run, "CompositeExplicitAutograd")
