@@ -32,12 +32,12 @@ from memplan.graph.check import (
     tolerance_of,
 )
 from memplan.graph.clock import seconds, timed
-from memplan.graph.execute import NoTapeError
 from memplan.graph.export import first_line
 from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
 from memplan.graph.order import EFFORT
 from memplan.graph.program import Loop, Op, Program
 from memplan.graph.reach import Attributes
+from memplan.graph.script import NoTapeError
 from memplan.units import budget_of, format_bytes
 
 MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1

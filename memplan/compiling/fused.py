@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memplan.compiling.layouts import Relaying
+from memplan.compiling.layouts import Relaying, channels_last
 from memplan.compiling.passes import Flat
+from memplan.fusing.engine.arena import Place, copies
+from memplan.fusing.engine.arena import place as place_all
 from memplan.fusing.engine.decide import EngineBuilder
 from memplan.fusing.engine.packs import Packs, as_4d
 from memplan.fusing.join import join
 from memplan.fusing.kernel import Kernel, place
 from memplan.fusing.layers import (
+    Concat,
     DepthwiseStack,
     FusedConv,
     Network,
@@ -28,7 +31,7 @@ from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import FuseOptions, Joining
 from memplan.fusing.recognise import recognise
 from memplan.graph.infer import Inference
-from memplan.graph.native import OUT, Call, Native
+from memplan.graph.native import OUT, Assembled, Call, Native
 from memplan.graph.program import Meta, Op, Ref, Step
 from memplan.graph.weights import Weights
 
@@ -41,12 +44,19 @@ JOINING = Joining(pools=False)
 class Fused(Native):
     """What a node of a network computes, as the target of an operator.
 
-    layout: of all that it takes and makes, see `fusing.generate.LAYOUTS`. layers: how
-    many operators it stands for.
+    layout: of all that it takes and makes, see `fusing.generate.LAYOUTS`. into: see
+    Native. layers: how many operators it stands for.
     """
 
-    def __init__(self, node: FusedConv | StackNode, packs: Packs, layout: str) -> None:
+    def __init__(
+        self,
+        node: FusedConv | StackNode,
+        packs: Packs,
+        layout: str,
+        into: bool = False,
+    ) -> None:
         self.node, self._packs, self.layout = node, packs, layout
+        self.into = into
         self.layers = len(node.names())
         self.names = list(dict.fromkeys(node.inputs()))
         self.shape = packs.network.shapes[node.value]
@@ -81,7 +91,8 @@ class Fused(Native):
         return kernel.between_bytes(as_4d(self._packs.network.shapes[self.node.source]))
 
     def call(self, operands: Sequence[Tensor], out: Tensor, scratch: Tensor) -> Call:
-        tensors = dict(zip(self.names, map(_planes, operands), strict=True))
+        given = operands[:-1] if self.into else operands
+        tensors = dict(zip(self.names, map(_planes, given), strict=True))
         tensors[self.node.value] = _planes(out)
         bound = self._packs.bind(self.node, tensors.__getitem__, scratch)
         positions = {name: i for i, name in enumerate(self.names)}
@@ -91,6 +102,8 @@ class Fused(Native):
 
     def takes(self, position: int, meta: Meta) -> bool:
         """Whether a value that lies so can be the operand at a position."""
+        if position == len(self.names):  # where the result goes
+            return True
         images, channels, *planes = meta.shape
         if not planes or self.names[position] in self._rows:
             rows = meta._replace(shape=(images, channels), strides=meta.strides[:2])
@@ -146,27 +159,85 @@ def _is_of_images(node: Node, network: Network) -> bool:
 
 
 class _Fusing(Relaying):
+    """Writes native nodes as kernels, and pieces of concatenations where these lie."""
+
     def __init__(
         self, flat: Flat, inference: Inference, packs: Packs, layout: str
     ) -> None:
         super().__init__(flat, inference)
         self._packs, self._layout = packs, layout
         self._ops = {layer.name: layer.op for layer in packs.network.layers}
+        self._places = self._placed() if layout == "channels_last" else {}
+        self._rooms: dict[str, Ref] = {}  # by the value whose buffer it is
 
     def fused(self) -> tuple[Flat, int]:
         packs, order = self._packs, {name: i for i, name in enumerate(self._ops)}
         for node in packs.nodes:
             if isinstance(node, FusedConv | StackNode) and packs.native(node):
                 self.values[node.value] = self._kernel(node)
-                continue
-            for name in sorted(node.names(), key=order.__getitem__):
-                self.values[name] = self.again(self._ops[name])
+            elif isinstance(node, Concat) and node.value in self._places:
+                self.values[node.value] = self._assembled(node)
+            else:
+                for name in sorted(node.names(), key=order.__getitem__):
+                    self.values[name] = self.again(self._ops[name])
         return self.flat(packs.network.outputs), packs.bytes
 
+    def _placed(self) -> dict[str, Place]:
+        """The places of concatenations, and of pieces that kernels write."""
+        packs, shapes = self._packs, self._packs.network.shapes
+        made = {node.value for node in packs.nodes if packs.native(node)}
+
+        def writes(node: Node) -> bool:
+            if isinstance(node, Concat):
+                return len(shapes[node.value]) == 4 and not made.isdisjoint(node.pieces)
+            return packs.native(node)
+
+        apart = {name for node in packs.nodes for name in gates(node)}
+        return {
+            value: each
+            for value, each in place_all(packs.nodes, shapes, writes, apart).items()
+            if value not in made or each.buffer != value
+        }
+
     def _kernel(self, node: FusedConv | StackNode) -> Ref:
-        target = Fused(node, self._packs, self._layout)
+        into = node.value in self._places
+        target = Fused(node, self._packs, self._layout, into)
+        op = self._ops[node.value]
         values = [self.values[name] for name in target.names]
-        return self.to.add(self._ops[node.value], node.value, target, *values)
+        if into:
+            values.append(self._part(op, node.value))
+        return self.to.add(op, node.value, target, *values)
+
+    def _assembled(self, node: Concat) -> Ref:
+        """The concatenation: a view of its buffer when all pieces are there."""
+        places, shapes = self._places, self._packs.network.shapes
+        lacking = [value for value, _ in copies(node, places, shapes)]
+        moved, channel = {}, 0
+        for i, piece in enumerate(node.pieces):
+            if piece in lacking:
+                moved[i + 1] = 1, channel, channel + shapes[piece][1]
+            channel += shapes[piece][1]
+        op = self._ops[node.value]
+        pieces = [self.values[piece] for piece in node.pieces]
+        whole = self._part(op, node.value)
+        return self.to.add(op, node.value, Assembled(moved), whole, *pieces)
+
+    def _part(self, op: Op, value: str) -> Ref:
+        """Where a value lies, as a view of its buffer."""
+        at, network = self._places[value], self._packs.network
+        if at.buffer not in self._rooms:
+            shape, dtype = network.shapes[at.buffer], network.dtypes[at.buffer]
+            strides = channels_last(Meta(shape, shape, dtype, "cpu")).strides
+            name, target = f"{at.buffer}_room", aten.empty_strided.default
+            options = {"dtype": dtype, "device": torch.device("cpu")}
+            self._rooms[at.buffer] = self.to.add(
+                op, name, target, list(shape), list(strides), **options
+            )
+        room, channels = self._rooms[at.buffer], network.shapes[value][1]
+        if channels == at.pixel:
+            return room
+        ends = at.channel, at.channel + channels
+        return self.to.add(op, f"{value}_part", aten.slice.Tensor, room, 1, *ends)
 
 
 def lying(flat: Flat, inference: Inference) -> Flat:
@@ -174,7 +245,7 @@ def lying(flat: Flat, inference: Inference) -> Flat:
     kernels read them."""
     program = flat.program
     ops: list[Step] = []
-    copies: dict[tuple[str, str], Ref] = {}
+    done: dict[tuple[str, str], Ref] = {}  # copies, by value and layout
     for op in program.ops:
         target = op.target if isinstance(op, Op) else None
         if not isinstance(target, Fused):
@@ -186,12 +257,12 @@ def lying(flat: Flat, inference: Inference) -> Flat:
             if target.takes(i, meta):
                 taken.append(Ref(name))
                 continue
-            if key not in copies:
+            if key not in done:
                 copied = _copy(name, target.order(len(meta.shape)), program.metas)
                 inference.add(program, copied)
                 ops.append(copied)
-                copies[key] = Ref(copied.name)
-            taken.append(copies[key])
+                done[key] = Ref(copied.name)
+            taken.append(done[key])
         ops.append(Op(op.name, target, tuple(taken), {}, op.line))
     return replace(flat, program=replace(program, ops=ops))
 

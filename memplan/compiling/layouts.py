@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from memplan.compiling.passes import Builder, Flat
-from memplan.graph.execute import NoTapeError
 from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
+from memplan.graph.script import NoTapeError
 
 aten = torch.ops.aten
 
@@ -91,10 +91,17 @@ class Relaying:
     def _result(self, ref: Ref) -> Argument:
         """A result of the program, which lies as before."""
         value, was = self.values[ref.name], self.old.program.metas[ref.name]
-        if not was.contiguous or self.to.meta(value).contiguous:
+        now: Meta = self.to.meta(value)
+        if was.contiguous and not now.contiguous:
+            order = torch.contiguous_format
+        elif len(was.shape) == 4 and was == channels_last(was) != now:
+            order = torch.channels_last
+        else:
             return value
-        origin = Op(ref.name, aten.contiguous.default, (value,))
-        return self.to.add(origin, f"{ref.name}_lying", origin.target, value)
+        op = Op(ref.name, aten.clone.default, (value,))
+        return self.to.add(
+            op, f"{ref.name}_lying", op.target, value, memory_format=order
+        )
 
 
 def _buffers(program: Program) -> set[str]:
@@ -120,7 +127,9 @@ def _buffers(program: Program) -> set[str]:
 
 
 def channels_last(meta: Meta) -> Meta:
-    """The same, dense and channels last."""
+    """The same, dense and channels last; of other than four dimensions, as it is."""
+    if len(meta.shape) != 4:
+        return meta
     _, channels, height, width = meta.shape
     strides = (channels * height * width, 1, width * channels, channels)
     return meta._replace(strides=strides)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memplan.graph.execute import NoTapeError
 from memplan.graph.infer import Inference
-from memplan.graph.native import Native
+from memplan.graph.native import Assembled, Native
 from memplan.graph.nest import bytes_of, storages
 from memplan.graph.program import (
     Argument,
@@ -30,6 +29,7 @@ from memplan.graph.program import (
     refs,
     results,
 )
+from memplan.graph.script import NoTapeError
 
 aten = torch.ops.aten
 
@@ -200,7 +200,7 @@ class _Expansion:
             self._values[op.name] = args[0][args[1]]  # of an inlined function's results
             return
         placed = Op(op.name, op.target, args, kwargs, op.line)
-        kinds = torch._ops.OpOverload | BuiltinFunctionType | Native
+        kinds = torch._ops.OpOverload | BuiltinFunctionType | Native | Assembled
         if not isinstance(op.target, kinds):
             self._values[op.name] = self._inlined(placed)
             return

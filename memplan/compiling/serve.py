@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memplan.graph.execute import COPIES, NoTapeError, Served, writers
+from memplan.graph.execute import COPIES, Served, writers
 from memplan.graph.liveness import owners
 from memplan.graph.native import Native
 from memplan.graph.nest import storages
 from memplan.graph.program import Meta, Op, Program, Ref, mapped
 from memplan.graph.requests import Asked, Request, watched
+from memplan.graph.script import NoTapeError
 
 # Kernels that read all of a row before they write it.
 ROWS = {"aten._softmax", "aten._log_softmax"}

@@ -11,7 +11,7 @@ Kernels of memplan's own run in segments, each as one operator.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from memplan.graph.liveness import in_place
-from memplan.graph.native import OPERATOR, OUT, Call, Native, Segment
+from memplan.graph.native import OPERATOR, OUT, Assembled, Call, Native, Segment
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
 from memplan.graph.requests import TORCH, Placed, Service
+from memplan.graph.script import NoTapeError, Text, code, element, schema_name, spelled
 
 Out = Any
 """An overload with one tensor `out` that it writes, beside the arguments of another."""
@@ -61,71 +62,6 @@ def writers(op: Op) -> Iterator[Served]:
         yield Served(over, over=True)
 
 
-@dataclass
-class _Text:
-    """The lines of a graph in TorchScript's form, and what they take.
-
-    tensors: the bound ones, in order. numbers: floating-point ones, which have no exact
-    text. marks: sizes of requests that say which operator runs; constants would be
-    computed once.
-    """
-
-    lines: list[str] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    numbers: list[float] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
-    slots: dict[int, str] = field(default_factory=dict)
-    constants: dict[str, str] = field(default_factory=dict)
-    count: int = 0
-
-    def fresh(self) -> str:
-        self.count += 1
-        return f"%v{self.count}"
-
-    def bound(self, tensor: Tensor) -> str:
-        """The name of a tensor that stays where it is."""
-        name = self.slots.get(id(tensor))
-        if name is None:
-            name = self.slots[id(tensor)] = f"%t{len(self.tensors)}"
-            self.tensors.append(tensor)
-        return name
-
-    def constant(self, kind: str, value: str) -> str:
-        line = f"{kind} = prim::Constant{value}()"
-        if line not in self.constants:
-            self.constants[line] = f"%c{len(self.constants)}"
-        return self.constants[line]
-
-    def number(self, value: float) -> str:
-        self.numbers.append(value)
-        return f"%n{len(self.numbers) - 1}"
-
-    def list_of(self, kind: str, items: Sequence[str]) -> str:
-        name = self.fresh()
-        self.lines.append(f"{name} : {kind} = prim::ListConstruct({', '.join(items)})")
-        return name
-
-    def source(self, inputs: Sequence[str], outputs: Sequence[str]) -> str:
-        """The whole graph: of inputs, bound tensors, numbers and marks to a tuple."""
-        heads = [f"{name} : Tensor" for name in inputs]
-        heads += ["%tensors : Tensor[]", "%numbers : float[]", "%marks : int[]"]
-        lines = [f"graph({', '.join(heads)}):"]
-        for kind, many, count in (
-            ("Tensor", "%tensors", len(self.tensors)),
-            ("float", "%numbers", len(self.numbers)),
-            ("int", "%marks", len(self.marks)),
-        ):
-            if count:
-                names = ", ".join(f"{many[:2]}{i} : {kind}" for i in range(count))
-                lines.append(f"  {names} = prim::ListUnpack({many})")
-        lines += [f"  {name} : {text}" for text, name in self.constants.items()]
-        lines += [f"  {line}" for line in self.lines]
-        kinds = ", ".join("Tensor" for _ in outputs)
-        names = ", ".join(outputs)
-        lines.append(f"  %out : ({kinds}) = prim::TupleConstruct({names})")
-        return "\n".join([*lines, "  return (%out)", ""])
-
-
 @dataclass(frozen=True)
 class Layout:
     """Where the results of a program's operators lie.
@@ -159,7 +95,7 @@ class Tape:
         asked = layout.asked
         self._service = Service(arena, asked) if asked else None
         self._program, self._arena, self._layout = program, arena, layout
-        self._text = _Text()
+        self._text = Text()
         self._marked = torch.empty(0, dtype=torch.uint8)
         self._real: dict[str, Any] = dict(constants)  # what stays where it is
         self._names: dict[str, str] = {n: f"%{n}" for n in program.inputs}
@@ -219,6 +155,11 @@ class Tape:
         if isinstance(op.target, Native):
             self._kernel(op, op.target)
             return
+        if isinstance(op.target, Assembled):
+            if op.target.copies:
+                self._close()
+            self._assemble(op, op.target)
+            return
         root = self._program.roots[op.name]
         own = root == op.name or (isinstance(root, tuple) and f"{op.name}[" in root[0])
         known = all(name in self._real for name in op.operands())
@@ -254,16 +195,42 @@ class Tape:
 
     def _calls(self, target: Out, op: Op, out: str, first: bool = False) -> None:
         args = self._arguments(target, op, out, first)
-        self._emit("Tensor", f"{_schema_name(target)}({args})")
+        self._emit("Tensor", f"{schema_name(target)}({args})")
 
     def _kernel(self, op: Op, target: Native) -> None:
         """A kernel, which runs with those before and behind it."""
-        self._target(op)
+        if target.into:
+            self._is(op, op.args[-1].name)
+        else:
+            self._target(op)
         operands = [self._known(name) for name in op.operands()]
         ((size, at, _),) = self._layout.asked.get(op.name) or [(0, 0, True)]
         scratch = self._arena[at : at + size]
         call = target.call(operands, self._known(op.name), scratch)
         self._kernels.append((op, call))
+
+    def _is(self, op: Op, other: str) -> None:
+        """The operator's value is another one."""
+        known = self._real if other in self._real else self._names
+        known[op.name] = known[other]
+
+    def _assemble(self, op: Op, target: Assembled) -> None:
+        """Copies of what does not lie in the whole yet."""
+        operands = op.operands()
+        for position, part in target.copies.items():
+            self._put(operands[0], part, Ref(operands[position]))
+        self._is(op, operands[0])
+
+    def _put(self, whole: str, part: tuple[int, int, int], source: Ref) -> None:
+        """Copy into part of a value: a dimension, and a range of it."""
+        dim, low, high = part
+        if whole in self._real:
+            view = self._real[whole].narrow(dim, low, high - low)
+            self._copied(self._text.bound(view), source)
+            return
+        words = ", ".join(map(self._whole, (dim, low, high - low)))
+        view = self._emit("Tensor", f"aten::narrow({self._names[whole]}, {words})")
+        self._copied(view, source)
 
     def _known(self, name: str) -> Tensor:
         """The tensor that stays where it is, or one of its form."""
@@ -317,7 +284,7 @@ class Tape:
         size = self._ints(meta.shape)
         stride = self._ints(meta.strides)
         options = ", ".join(
-            (self._whole(_code(meta.dtype)), self._none(), self._none(), self._none())
+            (self._whole(code(meta.dtype)), self._none(), self._none(), self._none())
         )
         return self._emit("Tensor", f"aten::empty_strided({size}, {stride}, {options})")
 
@@ -338,15 +305,7 @@ class Tape:
         """Part of the first operand, replaced by the second."""
         if op.name not in self._layout.over:
             self._copied(target, op.args[0])
-        dim, low, high = op.args[2:5]
-        if op.name in self._real:
-            part = self._real[op.name].narrow(dim, low, high - low)
-            self._copied(self._text.bound(part), op.args[1])
-            return
-        words = ", ".join(self._whole(each) for each in (dim, low, high - low))
-        self._copied(
-            self._emit("Tensor", f"aten::narrow({target}, {words})"), op.args[1]
-        )
+        self._put(op.name, op.args[2:5], op.args[1])
 
     def _copied(self, target: str, source: Ref) -> None:
         blocking = self._text.constant("bool", "[value=0]")
@@ -360,7 +319,7 @@ class Tape:
         text = self._text
         size = text.list_of("int[]", [f"%m{len(text.marks)}"])
         text.marks.append(self._service.marks[name])
-        options = ", ".join((self._whole(_code(torch.uint8)), *[self._none()] * 4))
+        options = ", ".join((self._whole(code(torch.uint8)), *[self._none()] * 4))
         made = self._emit("Tensor", f"aten::empty({size}, {options})")
         # Without a use that is seen from outside, torch would leave it out.
         self._emit("Tensor", f"aten::set_({text.bound(self._marked)}, {made})")
@@ -370,8 +329,8 @@ class Tape:
         target: Any = op.target
         if not isinstance(target, torch._ops.OpOverload):
             raise NoTapeError(f"the operator {op.key}")
-        call = f"{_schema_name(target)}({self._arguments(target, op, None)})"
-        kinds = [_spelled(each.type) for each in target._schema.returns]
+        call = f"{schema_name(target)}({self._arguments(target, op, None)})"
+        kinds = [spelled(each.type) for each in target._schema.returns]
         names = [self._text.fresh() for _ in kinds]
         heads = ", ".join(f"{n} : {k}" for n, k in zip(names, kinds, strict=True))
         self._text.lines.append(f"{heads} = {call}")
@@ -436,7 +395,7 @@ class Tape:
         if isinstance(value, int):
             return self._whole(value)
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
-            return self._whole(_code(value))
+            return self._whole(code(value))
         if isinstance(value, torch.device):
             return text.constant("Device", f'[value="{value}"]')
         if isinstance(value, str):
@@ -444,19 +403,15 @@ class Tape:
         raise NoTapeError(f"an argument {value!r}")
 
     def _list(self, value: Sequence[Argument], kind: Any) -> str:
-        inner = _element(kind)
+        inner = element(kind)
         items = [self._word(each, inner) for each in value]
-        return self._text.list_of(f"{_spelled(inner)}[]", items)
+        return self._text.list_of(f"{spelled(inner)}[]", items)
 
     def _ints(self, values: Sequence[int]) -> str:
         return self._text.list_of("int[]", [self._whole(each) for each in values])
 
     def _whole(self, value: int) -> str:
         return self._text.constant("int", f"[value={int(value)}]")
-
-
-class NoTapeError(Exception):
-    """The program has an operator or argument that a tape cannot hold."""
 
 
 COPIES = {
@@ -475,51 +430,3 @@ def placed(arena: Tensor, offset: int, meta: Meta) -> Tensor:
     item = int(meta.dtype.itemsize)
     usable = whole[: whole.numel() // item * item].view(meta.dtype)
     return usable.as_strided(meta.shape, meta.strides)
-
-
-def _element(kind: Any) -> Any:
-    """The type of a list's elements, of an optional list too."""
-    if str(kind.kind()) == "OptionalType":
-        kind = kind.getElementType()
-    return kind.getElementType()
-
-
-def _spelled(kind: Any) -> str:
-    """A type as the text of a graph has it."""
-    if str(kind.kind()) == "OptionalType":
-        return f"{_spelled(kind.getElementType())}?"
-    if str(kind.kind()) == "ListType":
-        return f"{_spelled(kind.getElementType())}[]"
-    return "Scalar" if str(kind.kind()) == "NumberType" else str(kind)
-
-
-def _schema_name(target: Any) -> str:
-    return str(target._schema.name)
-
-
-# The integers by which torch's schemas name these; from c10/core.
-CODES: dict[object, int] = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.complex64: 9,
-    torch.complex128: 10,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-    torch.strided: 0,
-    torch.contiguous_format: 0,
-    torch.preserve_format: 1,
-    torch.channels_last: 2,
-    torch.channels_last_3d: 3,
-}
-
-
-def _code(value: object) -> int:
-    if value not in CODES:
-        raise NoTapeError(f"an argument {value!r}")
-    return CODES[value]

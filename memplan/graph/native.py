@@ -39,10 +39,12 @@ class Call:
 class Native(ABC):
     """A target that a tape runs as a kernel.
 
-    over: positions of operands over which the kernel may write its result.
+    over: positions of operands over which the kernel may write its result. into:
+    whether its last operand is the memory of the result, a view of a larger value.
     """
 
     over: tuple[int, ...] = ()
+    into = False
 
     @abstractmethod
     def empty(self, operands: Sequence[Tensor]) -> Tensor:
@@ -65,11 +67,29 @@ class Native(ABC):
         """Runs an array of functions and arguments, so many, on so many threads."""
 
     def __call__(self, *operands: Tensor) -> Tensor:
-        out = self.empty(operands)
+        out = operands[-1] if self.into else self.empty(operands)
         if not isinstance(out, FakeTensor):
             scratch = torch.empty(self.scratch(operands), dtype=torch.uint8)
             Segment(self.play, [self.call(operands, out, scratch)])()
         return out
+
+
+class Assembled:
+    """A target whose value are others, side by side in its first operand.
+
+    copies: positions of operands that are copied there, and the dimension and range
+    where they go; the others lie there already.
+    """
+
+    __name__ = "memplan.assembled"
+
+    def __init__(self, copies: dict[int, tuple[int, int, int]]) -> None:
+        self.copies = copies
+
+    def __call__(self, *operands: Tensor) -> Tensor:
+        for position, (dim, low, high) in self.copies.items():
+            operands[0].narrow(dim, low, high - low).copy_(operands[position])
+        return operands[0]
 
 
 class _Entry(ctypes.Structure):

@@ -18,9 +18,9 @@ import memplan  # noqa: E402
 from memplan.errors import InputError, NoPlanError, UsageError  # noqa: E402
 from memplan.graph.measure import activation_peak  # noqa: E402
 from tests.chunking import models  # noqa: E402
+from tests.compiling.modules import SLOW, compiled  # noqa: E402
 
 pytestmark = pytest.mark.torch
-SLOW = memplan.CompileOptions(max_slowdown=1000.0)
 SOAK = pytest.mark.soak
 
 
@@ -43,12 +43,6 @@ def normalised() -> tuple[nn.Module, Any]:
     nn.init.uniform_(norm.running_mean)
     layers = (nn.Linear(32, 512), norm, nn.ReLU(), nn.Linear(512, 8))
     return nn.Sequential(*layers).eval(), torch.randn(256, 32)
-
-
-def compiled(model: nn.Module, inputs: Any, **given: Any) -> Any:
-    found = memplan.compile(model, inputs, **{"options": SLOW, **given})
-    assert found.memplan.status == "compiled", found.memplan.reason
-    return found
 
 
 @pytest.mark.parametrize("make", [models.attention, perceptron, normalised])

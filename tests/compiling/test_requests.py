@@ -16,7 +16,7 @@ import memplan  # noqa: E402
 from memplan.errors import MemplanError  # noqa: E402
 from memplan.graph.requests import TORCH, Service, watched  # noqa: E402
 from memplan.recording.shim import install  # noqa: E402
-from tests.compiling.test_compile import compiled  # noqa: E402
+from tests.compiling.modules import compiled  # noqa: E402
 
 pytestmark = pytest.mark.torch
 PLAIN = memplan.CompileOptions(max_slowdown=1000.0, pack=False)
