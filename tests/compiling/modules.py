@@ -1,5 +1,8 @@
-"""What tests of compiled modules share. Not in a file of tests: one that another imports
-runs twice, and defining an operator again takes the first definition from torch."""
+"""What tests of compiled modules share.
+
+Not in a file of tests: one that another imports runs twice, and to define an operator
+again takes the first definition from torch.
+"""
 
 from __future__ import annotations
 
