@@ -37,8 +37,7 @@ from memplan.graph.weights import Weights
 
 aten = torch.ops.aten
 
-# Averaging is not moved in front of convolutions: sums in another order.
-JOINING = Joining(pools=False)
+MOST = 1 << 30  # images at a time: all
 
 
 class Fused(Native):
@@ -128,29 +127,50 @@ def fused(
     """
     if not inputs:
         return flat, 0
+    # Averaging in front of a convolution is for kernels: it is no operator of torch's.
+    for joining in Joining(), Joining(pools=False):
+        found = _packs(flat, inputs, FuseOptions(joining, kernels, micro_batch=MOST))
+        if found is None:
+            return flat, 0
+        packs, layout = found
+        if all(packs.native(each) or _is_known(each, flat) for each in packs.nodes):
+            break
+    return _Fusing(flat, inference, packs, layout).fused()
+
+
+def _is_known(node: Node, flat: Flat) -> bool:
+    """Whether a node makes and takes values of the program."""
+    return flat.program.metas.keys() >= {node.value, *node.inputs()}
+
+
+def _packs(
+    flat: Flat, inputs: Sequence[Tensor], options: FuseOptions
+) -> tuple[Packs, str] | None:
+    """Nodes and their kernels, and the layout of their values; None if no kernel is of
+    a convolution of images."""
     # Weights are known by the names that they have in the program.
     names = {name: name for name in flat.program.constants}
     network = recognise(replace(flat.program, constants=names), nn.Module())
-    nodes = join(network, JOINING)
+    nodes = join(network, options.joining)
     if not any(_is_of_images(node, network) for node in nodes):
-        return flat, 0
+        return None
     builder = EngineBuilder(
         Weights(nn.Module(), flat.constants),
         network,
         nodes,
         dict(zip(network.inputs, inputs, strict=True)),
         None,
-        FuseOptions(JOINING, kernels, micro_batch=1 << 30),
+        options,
         ArenaPool(),
     )
     plan = builder.plan
     if plan is None:
-        plan = builder.fastest(kernels, builder.images)
+        plan = builder.fastest(options.kernels, builder.images)
         builder.write(plan)
     packs = builder.packs(plan)
     if not any(_is_of_images(x, network) and packs.native(x) for x in packs.nodes):
-        return flat, 0
-    return _Fusing(flat, inference, packs, builder.layout).fused()
+        return None
+    return packs, builder.layout
 
 
 def _is_of_images(node: Node, network: Network) -> bool:
@@ -202,7 +222,8 @@ class _Fusing(Relaying):
     def _kernel(self, node: FusedConv | StackNode) -> Ref:
         into = node.value in self._places
         target = Fused(node, self._packs, self._layout, into)
-        op = self._ops[node.value]
+        # The value of an average that was moved has no name in the program.
+        op = self._ops.get(node.value) or self._ops[node.names()[-1]]
         values = [self.values[name] for name in target.names]
         if into:
             values.append(self._part(op, node.value))
