@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from memplan.compiling.layouts import Relaying, channels_last
 from memplan.compiling.passes import Flat
-from memplan.fusing.engine.arena import Place, copies
-from memplan.fusing.engine.arena import place as place_all
+from memplan.fusing.engine import arena as arenas
 from memplan.fusing.engine.decide import EngineBuilder
 from memplan.fusing.engine.packs import Packs, as_4d
 from memplan.fusing.join import join
@@ -74,7 +73,7 @@ class Fused(Native):
         found: Callable[[Any, int, int], None] = self._packs.play
         return found
 
-    def empty(self, operands: Sequence[Tensor]) -> Tensor:
+    def empty(self) -> Tensor:
         order = self.order(len(self.shape))
         return torch.empty(self.shape, dtype=self.dtype, memory_format=order)
 
@@ -83,7 +82,8 @@ class Fused(Native):
         last = self.layout == "channels_last" and dims == 4
         return torch.channels_last if last else torch.contiguous_format
 
-    def scratch(self, operands: Sequence[Tensor]) -> int:
+    @property
+    def scratch(self) -> int:
         kernel = self._packs.stacks.get(self.node.value)
         if not isinstance(kernel, Kernel):
             return 0
@@ -202,7 +202,7 @@ class _Fusing(Relaying):
                     self.values[name] = self.again(self._ops[name])
         return self.flat(packs.network.outputs), packs.bytes
 
-    def _placed(self) -> dict[str, Place]:
+    def _placed(self) -> dict[str, arenas.Place]:
         """The places of concatenations, and of pieces that kernels write."""
         packs, shapes = self._packs, self._packs.network.shapes
         made = {node.value for node in packs.nodes if packs.native(node)}
@@ -215,7 +215,7 @@ class _Fusing(Relaying):
         apart = {name for node in packs.nodes for name in gates(node)}
         return {
             value: each
-            for value, each in place_all(packs.nodes, shapes, writes, apart).items()
+            for value, each in arenas.place(packs.nodes, shapes, writes, apart).items()
             if value not in made or each.buffer != value
         }
 
@@ -232,7 +232,7 @@ class _Fusing(Relaying):
     def _assembled(self, node: Concat) -> Ref:
         """The concatenation: a view of its buffer when all pieces are there."""
         places, shapes = self._places, self._packs.network.shapes
-        lacking = [value for value, _ in copies(node, places, shapes)]
+        lacking = [value for value, _ in arenas.copies(node, places, shapes)]
         moved, channel = {}, 0
         for i, piece in enumerate(node.pieces):
             if piece in lacking:
@@ -248,12 +248,8 @@ class _Fusing(Relaying):
         at, network = self._places[value], self._packs.network
         if at.buffer not in self._rooms:
             shape, dtype = network.shapes[at.buffer], network.dtypes[at.buffer]
-            strides = channels_last(Meta(shape, shape, dtype, "cpu")).strides
-            name, target = f"{at.buffer}_room", aten.empty_strided.default
-            options = {"dtype": dtype, "device": torch.device("cpu")}
-            self._rooms[at.buffer] = self.to.add(
-                op, name, target, list(shape), list(strides), **options
-            )
+            meta = channels_last(Meta(shape, shape, dtype, "cpu"))
+            self._rooms[at.buffer] = self.empty(op, f"{at.buffer}_room", meta)
         room, channels = self._rooms[at.buffer], network.shapes[value][1]
         if channels == at.pixel:
             return room

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from memplan.compiling.passes import Builder, Flat
 from memplan.graph.infer import Inference, ShapeError
+from memplan.graph.native import Assembled
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
 from memplan.graph.script import NoTapeError
 
@@ -20,6 +21,8 @@ STRICT = {
     *(aten.native_group_norm.default, aten.as_strided.default, aten.view.dtype),
     *(aten.view_as_real.default, aten.view_as_complex.default),
 }
+# Views that are copies of what lies otherwise.
+VIEWS = {aten.view.default, aten._unsafe_view.default}
 
 
 class Relaying:
@@ -57,7 +60,7 @@ class Relaying:
         try:
             return self.to.add(op, op.name, op.target, *args, **kwargs)
         except ShapeError:
-            if op.target is not aten.view.default:
+            if op.target not in VIEWS:
                 raise
             return self.to.add(op, op.name, aten.reshape.default, *args)
 
@@ -92,15 +95,19 @@ class Relaying:
         """A result of the program, which lies as before."""
         value, was = self.values[ref.name], self.old.program.metas[ref.name]
         now: Meta = self.to.meta(value)
-        if was.contiguous and not now.contiguous:
-            order = torch.contiguous_format
-        elif len(was.shape) == 4 and was == channels_last(was) != now:
-            order = torch.channels_last
-        else:
+        if now.strides == was.strides or 0 in was.strides:
             return value
-        op = Op(ref.name, aten.clone.default, (value,))
+        op = Op(ref.name, aten.empty_strided.default, ())
+        lying = self.empty(op, f"{ref.name}_lying", was)
+        whole = {1: (0, 0, was.shape[0])}
+        return self.to.add(op, f"{ref.name}_laid", Assembled(whole), lying, value)
+
+    def empty(self, op: Op, name: str, meta: Meta) -> Ref:
+        """Memory for a value; `op` tells where it comes from."""
+        shape, strides = list(meta.shape), list(meta.strides)
+        options = {"dtype": meta.dtype, "device": torch.device(meta.device)}
         return self.to.add(
-            op, f"{ref.name}_lying", op.target, value, memory_format=order
+            op, name, aten.empty_strided.default, shape, strides, **options
         )
 
 

@@ -81,7 +81,7 @@ def ways_of(
             result = run()
             if isinstance(op.target, Native):
                 _check_lying(program, op, args)
-                if size := op.target.scratch(args):
+                if size := op.target.scratch:
                     found.asked[op.name] = Asked((Request(size, 0, 1, None),), 2)
             if own := owners(program, op):
                 _check_apart(op, args, kwargs, result)

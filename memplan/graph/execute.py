@@ -207,6 +207,7 @@ class Tape:
         ((size, at, _),) = self._layout.asked.get(op.name) or [(0, 0, True)]
         scratch = self._arena[at : at + size]
         call = target.call(operands, self._known(op.name), scratch)
+        self._play = target.play
         self._kernels.append((op, call))
 
     def _is(self, op: Op, other: str) -> None:
@@ -253,8 +254,7 @@ class Tape:
                 if name not in self._real:
                     at = names.setdefault(name, len(names))
                     slots.append((structure, field_, at))
-        play = self._kernels[0][0].target.play  # type: ignore[attr-defined]
-        segment = Segment(play, [call for _, call in self._kernels], slots)
+        segment = Segment(self._play, [call for _, call in self._kernels], slots)
         self._segments.append(segment)
         self._kernels = []
         # Without a tensor that is seen from outside, torch would leave it out.

@@ -47,11 +47,12 @@ class Native(ABC):
     into = False
 
     @abstractmethod
-    def empty(self, operands: Sequence[Tensor]) -> Tensor:
+    def empty(self) -> Tensor:
         """A tensor for the result."""
 
+    @property
     @abstractmethod
-    def scratch(self, operands: Sequence[Tensor]) -> int:
+    def scratch(self) -> int:
         """Bytes that it writes to beside its result."""
 
     @abstractmethod
@@ -67,9 +68,9 @@ class Native(ABC):
         """Runs an array of functions and arguments, so many, on so many threads."""
 
     def __call__(self, *operands: Tensor) -> Tensor:
-        out = operands[-1] if self.into else self.empty(operands)
+        out = operands[-1] if self.into else self.empty()
         if not isinstance(out, FakeTensor):
-            scratch = torch.empty(self.scratch(operands), dtype=torch.uint8)
+            scratch = torch.empty(self.scratch, dtype=torch.uint8)
             Segment(self.play, [self.call(operands, out, scratch)])()
         return out
 
