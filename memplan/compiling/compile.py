@@ -46,6 +46,7 @@ PATIENT = 1.5  # seconds of a second measurement
 BUILT = 2  # modules with loops for a goal
 SLOW = 2  # budgets of the front whose plans are too slow, before it ends
 STEP = 0.8  # each budget of the front, of the least memory found before
+UNSEEN = "its weights were created in inference mode, so memplan cannot see changes"
 LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
 
 
@@ -201,7 +202,11 @@ class _Compiling:
 
     def _exported(self) -> Exports:
         self._progress("exporting")
-        exports = export_parts(self._model, self._inputs)
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        if any(each.is_inference() for each in tensors):
+            exports = Exports([], {"": UNSEEN})
+        else:
+            exports = export_parts(self._model, self._inputs)
         self._progress("running the model")
         self.before = activation_peak(lambda: self._inputs.run(self._model))
         return exports
@@ -365,7 +370,9 @@ class _Compiling:
         self, runner: Runner, program: Program, again: tuple[str, ...]
     ) -> Compiled:
         try:
-            runner(self._inputs)
+            runner.learn(self._inputs.run(self._model), runner(self._inputs))
+        except NoTapeError as refusal:
+            return self._unchanged(f"it has {refusal}, which a tape cannot hold")
         except Exception as failure:  # as above, of torch's kernels
             return self._unchanged(f"internal error: {first_line(failure)}")
         self._progress("checking the results")
@@ -381,7 +388,9 @@ class _Compiling:
         model, inputs = self._model, self._inputs
 
         def as_model(*args: object, **kwargs: object) -> object:
-            return runner(Inputs(args, kwargs))
+            given = Inputs(args, kwargs)
+            assert not runner.difference(given)  # kernels would read elsewhere
+            return runner(given)
 
         expected = results_of(inputs, model, model)
         found = results_of(inputs, model, as_model, len(expected))

@@ -15,7 +15,7 @@ from memplan.fusing.engine import arena as arenas
 from memplan.fusing.engine.decide import EngineBuilder
 from memplan.fusing.engine.packs import Packs, as_4d
 from memplan.fusing.join import join
-from memplan.fusing.kernel import Kernel, place
+from memplan.fusing.kernel import Kernel, spacing
 from memplan.fusing.layers import (
     Concat,
     DepthwiseStack,
@@ -29,7 +29,7 @@ from memplan.fusing.layers import (
 from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import FuseOptions, Joining
 from memplan.fusing.recognise import recognise
-from memplan.graph.infer import Inference
+from memplan.graph.infer import Inference, meta_of
 from memplan.graph.native import OUT, Assembled, Call, Native
 from memplan.graph.program import Meta, Op, Ref, Step
 from memplan.graph.weights import Weights
@@ -107,8 +107,14 @@ class Fused(Native):
         if not planes or self.names[position] in self._rows:
             rows = meta._replace(shape=(images, channels), strides=meta.strides[:2])
             return rows.contiguous
-        tensor = torch.empty_strided(meta.shape, meta.strides, device="meta")
-        return place(tensor, self.layout) is not None
+        return spacing(meta.shape, meta.strides, self.layout) is not None
+
+    def __call__(self, *operands: Tensor) -> Tensor:
+        laid = list(operands)
+        for i, x in enumerate(operands):
+            if not self.takes(i, meta_of(x)):
+                laid[i] = x.contiguous(memory_format=self.order(x.dim()))
+        return super().__call__(*laid)
 
 
 def _planes(tensor: Tensor) -> Tensor:

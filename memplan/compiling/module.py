@@ -17,6 +17,7 @@ from memplan.errors import UsageError
 from memplan.graph.call import Form, Inputs
 from memplan.graph.capture import Target
 from memplan.graph.export import first_line
+from memplan.graph.nest import laid_out, leaves_of
 from memplan.graph.order import EFFORT
 from memplan.graph.program import Program, mapped
 from memplan.graph.requests import fills_new_memory
@@ -50,6 +51,7 @@ class Runner:
         plain = alone and all(map(_kind, inputs.args))
         # Compared first, for speed; None for other inputs than plain tensors.
         self._kinds = [_kind(each) for each in inputs.args] if plain else None
+        self._laid: dict[int, tuple[int, ...]] = {}  # strides of results, by position
         self.bind(inputs)
 
     def bind(self, inputs: Inputs) -> None:
@@ -67,6 +69,14 @@ class Runner:
                 self._most,
             )
         self.pool = Pool(self.schedule)
+
+    def learn(self, expected: object, found: object) -> None:
+        """Lay results out as `expected`, the model's, where they lie otherwise: some
+        kernels do not do it as torch says. found: results for the same inputs."""
+        pairs = zip(leaves_of(expected), leaves_of(found), strict=True)
+        for position, (one, other) in enumerate(pairs):
+            if isinstance(one, Tensor) and laid_out(other, one.stride()) is not other:
+                self._laid[position] = one.stride()
 
     def is_current(self) -> bool:
         """Whether the weights are those that were bound."""
@@ -111,11 +121,13 @@ class Runner:
             results = tape(tensors_of(inputs))
         spec = self.target.exported.out_spec
         if spec.is_leaf() and results:
-            return results[0]
+            return laid_out(results[0], self._laid.get(0))
         found = dict(zip(tape.results, results, strict=True))
         outputs = self.schedule.flat.program.outputs
-        leaves = mapped(outputs, lambda ref: found[ref.name])
-        return tree_unflatten(list(leaves), spec)
+        leaves = list(mapped(outputs, lambda ref: found[ref.name]))
+        for position, strides in self._laid.items():
+            leaves[position] = laid_out(leaves[position], strides)
+        return tree_unflatten(leaves, spec)
 
 
 def tensors_of(inputs: Inputs) -> list[Tensor]:

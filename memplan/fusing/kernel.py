@@ -32,14 +32,17 @@ class TensorRef(NamedTuple):
     pixel: int
 
 
-def place(x: Tensor, layout: str) -> TensorRef | None:
-    """A tensor (n, c, h, w) of this layout as it lies in memory; None if it does not.
+def spacing(
+    shape: Sequence[int], strides: Sequence[int], layout: str
+) -> tuple[int, int] | None:
+    """Elements from image to image and from point to point of a tensor (n, c, h, w) that
+    lies so; None if that is not this layout.
 
     Images may lie apart. Channels last, points may too: the tensor may be some of the
     channels of a wider one.
     """
-    images, channels, height, width = x.shape
-    image, channel, row, column = x.stride()
+    images, channels, height, width = shape
+    image, channel, row, column = strides
     if layout == "channels_first":
         pixel = 1
         expected = (height * width, width, 1)
@@ -48,14 +51,19 @@ def place(x: Tensor, layout: str) -> TensorRef | None:
         if pixel < channels:
             return None
         expected = (1, width * pixel, pixel)
-    strides = zip(
+    pairs = zip(
         (channels, height, width), (channel, row, column), expected, strict=True
     )
-    if any(size > 1 and stride != want for size, stride, want in strides):
+    if any(size > 1 and stride != want for size, stride, want in pairs):
         return None
-    if images <= 1:
-        image = 0
-    return TensorRef(x, x.data_ptr(), image, pixel)
+    return 0 if images <= 1 else image, pixel
+
+
+def place(x: Tensor, layout: str) -> TensorRef | None:
+    """A tensor (n, c, h, w) of this layout as it lies in memory; None if it does not:
+    see `spacing`."""
+    found = spacing(x.shape, x.stride(), layout)
+    return None if found is None else TensorRef(x, x.data_ptr(), *found)
 
 
 def check(

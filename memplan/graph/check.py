@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from memplan.errors import InputError
 from memplan.graph.call import Inputs
-from memplan.graph.nest import leaves_of
+from memplan.graph.nest import leaves_of, overlapping
 from memplan.graph.reach import Attributes
 
 TINY = 1e-30  # what values are compared with where all of them are 0
@@ -83,12 +83,27 @@ def other_inputs(inputs: list[object], seed: int) -> list[object]:
             changed.append(value)
         elif value.is_floating_point():
             noise = torch.randn(value.shape, generator=generator)
-            changed.append(torch.empty_like(value, requires_grad=False).copy_(noise))
+            changed.append(_lying_as(value, noise))
         else:
             order = torch.randperm(value.numel(), generator=generator)
             flat = value.reshape(-1)[order.to(value.device)]
-            changed.append(torch.empty_like(value).copy_(flat.reshape(value.shape)))
+            changed.append(_lying_as(value, flat.reshape(value.shape)))
     return changed
+
+
+def _lying_as(value: Tensor, made: Tensor) -> Tensor:
+    """Elements of `made`, of the shape of `value`, which lie as those do. Where several
+    of these share memory, the first of `made` are taken."""
+    shape, strides = value.shape, value.stride()
+    if not value.numel() or not overlapping(shape, strides):
+        empty = torch.empty_strided(
+            shape, strides, dtype=value.dtype, device=value.device
+        )
+        return empty.copy_(made)
+    reach = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    flat = made.to(value).reshape(-1)
+    base = flat.repeat(reach // len(flat) + 1)[: reach + 1].clone()
+    return base.as_strided(shape, strides)
 
 
 def tolerance_of(results: object) -> float:

@@ -102,6 +102,64 @@ def test_images_may_lie_channels_last() -> None:
     check(randomised(Residual()), x)
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x: x[:, 2:5],
+        lambda x: x[::2, :3],
+        lambda x: x[:, :3, 1:8],
+        lambda x: x[:, :3, :, ::2],
+        lambda x: x[:1, :3].expand(3, 3, 16, 16),
+        lambda x: x[:, :1].expand(4, 3, 16, 16),
+    ],
+)
+def test_inputs_may_lie_in_larger_ones(cut: Any) -> None:
+    x = torch.randn(4, 6, 16, 16).contiguous(memory_format=torch.channels_last)
+    model, x = Residual().eval(), cut(x)
+    module = compiled(model, x)
+    with torch.no_grad():
+        assert relative_error(model(x), module(x)) < 1e-5
+
+
+class OnBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = block(8, nn.ReLU()), block(8)
+        self.register_buffer("kept", torch.randn(1, 8, 16, 16))
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x)) + self.second(self.first(self.kept))
+
+
+def test_what_depends_on_weights_alone_is_computed_once() -> None:
+    plan = check(OnBuffer(), torch.randn(2, 8, 16, 16)).memplan
+    assert plan.folded
+
+
+class Unpooled(nn.Module):
+    """Its kernel lays the result out otherwise than torch says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide = nn.Conv2d(3, 64, 3, padding=1)
+        self.layer = nn.Sequential(wide, nn.Conv2d(64, 8, 3, padding=1))
+
+    def forward(self, x: Any) -> Any:
+        found = nn.functional.max_pool2d(self.layer(x), 2, return_indices=True)
+        return nn.functional.max_unpool2d(*found, 2)
+
+
+def test_results_lie_as_the_models_where_torch_says_otherwise() -> None:
+    check(Unpooled(), torch.randn(2, 3, 16, 16))
+
+
+def test_weights_of_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        model = Residual().eval()
+    plan = memplan.compile(model, torch.randn(1, 3, 33, 31), options=PACKED).memplan
+    assert "created in inference mode" in plan.reason
+
+
 def test_what_only_some_kernels_can_do() -> None:
     layers = [
         nn.Conv2d(8, 2048, 1),  # so that the copies for others are not the peak
