@@ -35,8 +35,8 @@ class TensorRef(NamedTuple):
 def spacing(
     shape: Sequence[int], strides: Sequence[int], layout: str
 ) -> tuple[int, int] | None:
-    """Elements from image to image and from point to point of a tensor (n, c, h, w) that
-    lies so; None if that is not this layout.
+    """Elements from image to image and from point to point of a tensor (n, c, h, w)
+    that lies so; None if that is not this layout.
 
     Images may lie apart. Channels last, points may too: the tensor may be some of the
     channels of a wider one.
