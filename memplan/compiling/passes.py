@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from operator import getitem
 from types import BuiltinFunctionType
@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from memplan.graph.infer import Inference
 from memplan.graph.native import Assembled, Native
-from memplan.graph.nest import bytes_of, storages
+from memplan.graph.nest import bytes_of
 from memplan.graph.program import (
     Argument,
     Bound,
@@ -400,12 +400,13 @@ EXPANSIONS: dict[str, Callable[[Builder, Op], Ref | None]] = {
 FACTORIES = {"aten.arange", "aten.full", "aten.scalar_tensor", "aten.eye"}
 
 
-def folded(flat: Flat) -> Flat:
+def folded(flat: Flat, given: Collection[int] = ()) -> Flat:
     """Operators whose operands are all constants, computed once.
 
-    Of operators without operands only FACTORIES: others make memory without contents.
+    given: storages of constants that nobody computed. Of operators without operands
+    only FACTORIES: others make memory without contents.
     """
-    program, constants = flat.program, dict(flat.constants)
+    program, constants = flat.program, dict[str, Any](flat.constants)
     known = set(program.constants)
     kept = []
     names = dict(program.constants)
@@ -415,7 +416,7 @@ def folded(flat: Flat) -> Flat:
             taken = op.operands()
             random = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
             foldable = (bool(taken) or op.key in FACTORIES) and not random
-            if not foldable or not known.issuperset(taken) or not _one(program, op):
+            if not foldable or not known.issuperset(taken):
                 kept.append(op)
                 continue
             args, kwargs = mapped((op.args, op.kwargs), lambda ref: constants[ref.name])
@@ -429,10 +430,4 @@ def folded(flat: Flat) -> Flat:
     roots = {**program.roots, **{name: name for name in used}}
     program = replace(program, ops=list(kept), constants=used, roots=roots)
     values = {name: constants[name] for name in used}
-    return Flat(
-        program, values, bytes_of(values.values(), storages(flat.constants.values()))
-    )
-
-
-def _one(program: Program, op: Op) -> bool:
-    return isinstance(program.metas[op.name], Meta)
+    return Flat(program, values, bytes_of(values.values(), given))

@@ -21,6 +21,7 @@ from memplan.errors import MemplanError
 from memplan.graph.execute import Layout, Tape
 from memplan.graph.infer import Inference
 from memplan.graph.lives import ALIGNMENT, lives
+from memplan.graph.nest import storages
 from memplan.graph.order import EFFORT, Order, least_peak, reordered, tasks_of
 from memplan.graph.program import Program
 from memplan.recording.shim import install
@@ -90,10 +91,11 @@ def scheduled(
     """
     install("memplan.compile")  # it sees what operators ask for, and serves it
     inference, nbytes = Inference(), 0
-    flat = unrolled(program, constants, inference)
+    given = storages(constants.values())
+    flat = folded(unrolled(program, constants, inference))
     if kernels:
         flat, nbytes = fused(flat, inference, inputs, kernels)
-    flat = folded(expanded(flat, inference))
+    flat = folded(expanded(flat, inference), given)
     if kernels:
         flat, more = packed(flat, inference)
         flat, nbytes = lying(flat, inference), nbytes + more

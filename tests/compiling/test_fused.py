@@ -136,6 +136,21 @@ def test_what_depends_on_weights_alone_is_computed_once() -> None:
     assert plan.folded
 
 
+class Standardised(nn.Conv2d):
+    def forward(self, x: Any) -> Any:
+        flat = self.weight.reshape(1, len(self.weight), -1)
+        flat = nn.functional.batch_norm(flat, None, None, training=True)
+        return self._conv_forward(x, flat.reshape(self.weight.shape), self.bias)
+
+
+def test_weights_that_are_computed_are_packed() -> None:
+    layers = [Standardised(3, 64, 3, padding=1), nn.ReLU(), Standardised(64, 8, 1)]
+    plan = check(nn.Sequential(*layers), torch.randn(2, 3, 16, 16)).memplan
+    assert plan.kernels == 2
+    assert plan.fused == 3
+    assert not plan.folded  # but for what is packed
+
+
 class Unpooled(nn.Module):
     """Its kernel lays the result out otherwise than torch says."""
 
