@@ -17,9 +17,9 @@ from memplan.chunking.options import ChunkOptions, check_slowdown, parse_budget
 from memplan.chunking.search import Trial
 from memplan.compiling.costs import in_arena
 from memplan.compiling.fused import Fused
-from memplan.compiling.module import Compiled, Runner
+from memplan.compiling.module import Compiled, Runner, tensors_of
 from memplan.compiling.report import CompilePlan, Front
-from memplan.compiling.schedule import PackedTooMuchError
+from memplan.compiling.schedule import PackedTooMuchError, flattened
 from memplan.errors import NoPlanError, UsageError
 from memplan.fusing.options import KERNELS, kernel_subsets
 from memplan.graph.call import Inputs, Signature
@@ -142,7 +142,6 @@ class _Compiling:
             self._kernels += [*kernel_subsets(KERNELS), ("onednn",)]
         if not options.pack:
             self._kernels += [()]
-        self._packed = 0  # bytes of weights, where they are packed
         self._plans: list[CompilePlan] = []  # all that were measured
 
     def run(self, budget: str | int | None) -> Compiled:
@@ -176,7 +175,7 @@ class _Compiling:
     def _descend(self, exports: Exports, lowest: int) -> bool:
         """Build plans for lower and lower budgets, until there is none; whether Ctrl-C
         ended it."""
-        descent = self._descent(exports, packed=self._packed > 0)
+        descent = self._descent(exports, packed=self._packs_within(self.before))
         slow = 0
         while lowest and slow < SLOW and not descent.interrupted:
             limit = int(STEP * lowest)
@@ -246,8 +245,7 @@ class _Compiling:
         found: the module without loops.
         """
         room = self.before / 2 if limit == math.inf else limit
-        packed = 0 < self._packed <= self.before - room
-        descent = self._descent(exports, packed)
+        descent = self._descent(exports, self._packs_within(self.before - room))
         if limit == math.inf:
             module, fast = descent.least()
             if module is not None and fast and self.peak(module) < self.peak(found):
@@ -265,6 +263,17 @@ class _Compiling:
             )
         nearest = min([found, descent.nearest or found], key=self.peak)
         raise _too_large(nearest, limit, self.internal_errors)
+
+    def _packs_within(self, most: float) -> bool:
+        """Whether weights of convolutions are packed, by oneDNN, in so many bytes."""
+        if self._options.pack is False:
+            return False
+        program, inputs = self._target.program, tensors_of(self._inputs)
+        places = program.constants.items()
+        constants = {x: self._target.weights[at].detach() for x, at in places}
+        with torch.inference_mode(False), torch.no_grad():
+            _, nbytes = flattened(program, constants, inputs, ("onednn",))
+        return 0 < nbytes <= most
 
     def _descent(self, exports: Exports, packed: bool) -> Descent[Compiled]:
         """The search for loops; packed: whether convolutions' weights are."""
@@ -344,8 +353,7 @@ class _Compiling:
                 runner = Runner(
                     self._target, program, self._inputs, kernels, effort, most
                 )
-            except PackedTooMuchError as refusal:
-                self._packed = max(self._packed, refusal.bytes)
+            except PackedTooMuchError:
                 self._kernels.remove(kernels)
                 continue
             except NoTapeError as refusal:
@@ -355,7 +363,6 @@ class _Compiling:
                 found = self._unchanged(f"internal error: {first_line(failure)}")
             else:
                 schedule = runner.schedule
-                self._packed = max(self._packed, schedule.packed)
                 both = schedule.packed + schedule.plan.peak
                 if most is not None and schedule.packed and both > most:
                     continue

@@ -63,14 +63,27 @@ class Schedule:
 
 
 class PackedTooMuchError(Exception):
-    """Packed weights take more than they may.
+    """Packed weights take more than they may."""
 
-    bytes: that they take.
-    """
 
-    def __init__(self, nbytes: int) -> None:
-        super().__init__(f"packed weights take {nbytes} bytes")
-        self.bytes = nbytes
+def flattened(
+    program: Program,
+    constants: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    kernels: tuple[str, ...],
+) -> tuple[Flat, int]:
+    """The program after all passes, and the bytes of packed weights; arguments as of
+    `scheduled`."""
+    inference, nbytes = Inference(), 0
+    given = storages(constants.values())
+    flat = folded(unrolled(program, constants, inference))
+    if kernels:
+        flat, nbytes = fused(flat, inference, inputs, kernels)
+    flat = folded(expanded(flat, inference), given)
+    if kernels:
+        flat, more = packed(flat, inference)
+        flat, nbytes = lying(flat, inference), nbytes + more
+    return flat, nbytes
 
 
 def scheduled(
@@ -90,17 +103,9 @@ def scheduled(
     MemplanError if they do not verify, PackedTooMuchError if weights take more.
     """
     install("memplan.compile")  # it sees what operators ask for, and serves it
-    inference, nbytes = Inference(), 0
-    given = storages(constants.values())
-    flat = folded(unrolled(program, constants, inference))
-    if kernels:
-        flat, nbytes = fused(flat, inference, inputs, kernels)
-    flat = folded(expanded(flat, inference), given)
-    if kernels:
-        flat, more = packed(flat, inference)
-        flat, nbytes = lying(flat, inference), nbytes + more
-        if most is not None and nbytes > most:
-            raise PackedTooMuchError(nbytes)
+    flat, nbytes = flattened(program, constants, inputs, kernels)
+    if most is not None and nbytes > most:
+        raise PackedTooMuchError
     ways = ways_of(flat.program, flat.constants, inputs)
     candidates = partial(ways.overwritable, flat.program)
     order = least_peak(tasks_of(flat.program, ways.beside, candidates), effort)
