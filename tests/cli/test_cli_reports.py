@@ -124,6 +124,7 @@ def test_a_damaged_one_of_many_is_named(memplan: Run, traces: Path) -> None:
             "/code/train.py:20",
         ),
         ("steady.parquet --baseline steady.parquet", 0, "check passed"),
+        ("grows.parquet --baseline steady.parquet --tolerance 200%", 0, "limit 14.9"),
         ("p.plan.json --max 127", 1, "arena 128 B is 1 B, 0.8 %, above 127 B"),
         ("p.plan.json --max 128", 0, "check passed"),
         ("steady.parquet --max 1 --of planned", 1, "planned and persist"),
