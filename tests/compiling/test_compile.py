@@ -419,6 +419,17 @@ def test_what_a_model_does_beside_its_result_is_not_lost(
     assert torch.equal(first, second) == (kind is Says)
 
 
+class Crossed(nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return (x @ y.t()).softmax(-1) @ y
+
+
+def test_one_tensor_as_two_arguments_is_no_plan_for_two() -> None:
+    x = torch.randn(64, 8)
+    module = memplan.compile(Crossed().eval(), (x, x), options=SLOW)
+    assert module.memplan.reason == "one tensor is several of its arguments"
+
+
 def test_what_gains_nothing_runs_unchanged() -> None:
     module = memplan.compile(nn.Flatten().eval(), torch.randn(2, 3, 4))
     assert module.memplan.status == "unchanged"
