@@ -182,11 +182,13 @@ def _limited(seconds: float) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise _TimeUpError
 
+    # The program's own timer stops first: if it rang now, that would be `stop`'s.
+    left, every = signal.setitimer(signal.ITIMER_REAL, 0)
+    began = time.monotonic()
     before = signal.signal(signal.SIGALRM, stop)
     if before is None:  # set by other code than Python's, and not to be put back
         before = signal.SIG_DFL
-    left, every = signal.setitimer(signal.ITIMER_REAL, seconds)
-    began = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
