@@ -20,7 +20,7 @@ FIELDS = (
     *("status", "reason", "torch", "bytes_before", "bytes_after", "arena", "beside"),
     *("requests_before", "requests_after", "asking", "operators", "loops", "again"),
     *("order_proof", "order_bound", "kernels", "fused", "folded", "packed", "error"),
-    *("seconds_before", "seconds_after"),
+    *("seconds_before", "seconds_after", "internal_errors"),
 )
 FRONT = (
     *("bytes_after", "arena", "beside", "loops", "again", "packed", "error"),
@@ -112,6 +112,7 @@ def command(
         show.as_json(entries | {"plan": arena, "output": output}, "memplan.compile")
     else:
         _report(type(module).__name__, plan)
+        _defects(plan)
     if output is None:
         return
     if plan.plan is None:
@@ -144,8 +145,14 @@ def _front(name: str, found: Front, json_: bool) -> None:
     show.table(title, columns, rows)
     if found.interrupted:
         show.note("interrupted; plans that need less may be missing")
+    _defects(found)
+
+
+def _defects(found: Front | CompilePlan) -> None:
     for error, count in found.internal_errors.items():
-        show.complaint(f"dropped {count} regions or plans for a defect: {error}")
+        show.complaint(
+            f"dropped {count} kernels, regions or plans for a defect: {error}"
+        )
 
 
 def _report(name: str, plan: CompilePlan) -> None:

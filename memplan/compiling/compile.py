@@ -20,7 +20,7 @@ from memplan.compiling.fused import Fused
 from memplan.compiling.module import Compiled, Runner, tensors_of
 from memplan.compiling.report import CompilePlan, Front
 from memplan.compiling.schedule import PackedTooMuchError, flattened
-from memplan.errors import NoPlanError, UsageError
+from memplan.errors import MemplanError, NoPlanError, UsageError
 from memplan.fusing.options import KERNELS, kernel_subsets
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Exports, export_parts
@@ -46,6 +46,7 @@ PATIENT = 1.5  # seconds of a second measurement
 BUILT = 2  # modules with loops for a goal
 SLOW = 2  # budgets of the front whose plans are too slow, before it ends
 STEP = 0.8  # each budget of the front, of the least memory found before
+DEFECT = "internal error: "
 UNSEEN = "its weights were created in inference mode, so memplan cannot see changes"
 LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
 
@@ -147,7 +148,10 @@ class _Compiling:
     def run(self, budget: str | int | None) -> Compiled:
         """The module; model and inputs are as they were."""
         with self._unwritten():
-            return self._found(budget)
+            found = self._found(budget)
+        errors = dict(self.internal_errors)
+        found.memplan = replace(found.memplan, internal_errors=errors)
+        return found
 
     def front(self) -> Front:
         """The plans that nothing beats; model and inputs are as they were."""
@@ -347,7 +351,7 @@ class _Compiling:
         loops = any(isinstance(step, Loop) for step in program.ops)
         effort = EFFORT // LESS if loops else EFFORT
         most = self.before if self._options.pack is None else None
-        best = None
+        best, failed = None, list[str]()
         for kernels in list(self._kernels):
             try:
                 runner = Runner(
@@ -360,30 +364,37 @@ class _Compiling:
                 reason = f"it has {refusal}, which a tape cannot hold"
                 found = self._unchanged(reason)
             except Exception as failure:  # the model itself runs
-                found = self._unchanged(f"internal error: {first_line(failure)}")
+                found = self._unchanged(f"{DEFECT}{first_line(failure)}")
             else:
                 schedule = runner.schedule
                 both = schedule.packed + schedule.plan.peak
                 if most is not None and schedule.packed and both > most:
                     continue
                 found = self._checked(runner, program, again)
+            if found.runner is None:
+                failed.append(found.memplan.reason)
             best = min([*([best] if best else []), found], key=rank)
             if rank(best) <= (0, 1.0):
                 break
         assert best is not None
+        if best.runner is not None:  # else its reason is told
+            defects = (each for each in failed if each.startswith(DEFECT))
+            self.internal_errors.update(defects)
         return best
 
     def _checked(
         self, runner: Runner, program: Program, again: tuple[str, ...]
     ) -> Compiled:
+        if difference := runner.difference(self._inputs):
+            return self._unchanged(f"it can be compiled only {difference}")
         try:
             runner.learn(self._inputs.run(self._model), runner(self._inputs))
+            self._progress("checking the results")
+            error = self._error(runner)
         except NoTapeError as refusal:
             return self._unchanged(f"it has {refusal}, which a tape cannot hold")
         except Exception as failure:  # as above, of torch's kernels
-            return self._unchanged(f"internal error: {first_line(failure)}")
-        self._progress("checking the results")
-        error = self._error(runner)
+            return self._unchanged(f"{DEFECT}{first_line(failure)}")
         if error > (most := tolerance_of([self._inputs.run(self._model)])):
             given = tensors_of(self._inputs)
             if len({each.data_ptr() for each in given}) < len(given):
@@ -399,7 +410,8 @@ class _Compiling:
 
         def as_model(*args: object, **kwargs: object) -> object:
             given = Inputs(args, kwargs)
-            assert not runner.difference(given)  # kernels would read elsewhere
+            if difference := runner.difference(given):  # kernels would read elsewhere
+                raise MemplanError(f"it is compiled {difference}")
             return runner(given)
 
         expected = results_of(inputs, model, model)

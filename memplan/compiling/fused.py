@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import FuseOptions, Joining
 from memplan.fusing.recognise import recognise
 from memplan.graph.infer import Inference, meta_of
-from memplan.graph.native import OUT, Assembled, Call, Native
+from memplan.graph.native import OUT, Assembled, Bound, Native, Play
 from memplan.graph.program import Meta, Op, Ref, Step
 from memplan.graph.weights import Weights
 
@@ -68,10 +67,9 @@ class Fused(Native):
         self.over = tuple(self.names.index(name) for name in wanted)
 
     @property
-    def play(self) -> Callable[[Any, int, int], None]:
+    def play(self) -> Play:
         assert self._packs.play is not None
-        found: Callable[[Any, int, int], None] = self._packs.play
-        return found
+        return self._packs.play
 
     def empty(self) -> Tensor:
         order = self.order(len(self.shape))
@@ -89,15 +87,17 @@ class Fused(Native):
             return 0
         return kernel.between_bytes(as_4d(self._packs.network.shapes[self.node.source]))
 
-    def call(self, operands: Sequence[Tensor], out: Tensor, scratch: Tensor) -> Call:
+    def call(self, operands: Sequence[Tensor], out: Tensor, scratch: Tensor) -> Bound:
         given = operands[:-1] if self.into else operands
         tensors = dict(zip(self.names, map(_planes, given), strict=True))
         tensors[self.node.value] = _planes(out)
         bound = self._packs.bind(self.node, tensors.__getitem__, scratch)
         positions = {name: i for i, name in enumerate(self.names)}
         positions[self.node.value] = OUT
-        addresses = [(s.structure, s.field, positions[s.value]) for s in bound.given]
-        return Call(bound.function, bound.call, bound, addresses)
+        bound.given = [
+            slot._replace(value=positions[slot.value]) for slot in bound.given
+        ]
+        return bound
 
     def takes(self, position: int, meta: Meta) -> bool:
         """Whether a value that lies so can be the operand at a position."""
@@ -194,7 +194,7 @@ class _Fusing(Relaying):
         self._packs, self._layout = packs, layout
         self._ops = {layer.name: layer.op for layer in packs.network.layers}
         self._places = self._placed() if layout == "channels_last" else {}
-        self._rooms: dict[str, Ref] = {}  # by the value whose buffer it is
+        self._joint: dict[str, Ref] = {}  # buffers of concatenations, by their values
 
     def fused(self) -> tuple[Flat, int]:
         packs, order = self._packs, {name: i for i, name in enumerate(self._ops)}
@@ -252,18 +252,18 @@ class _Fusing(Relaying):
     def _part(self, op: Op, value: str) -> Ref:
         """Where a value lies, as a view of its buffer."""
         at, network = self._places[value], self._packs.network
-        if at.buffer not in self._rooms:
+        if at.buffer not in self._joint:
             shape, dtype = network.shapes[at.buffer], network.dtypes[at.buffer]
             meta = channels_last(Meta(shape, shape, dtype, "cpu"))
-            self._rooms[at.buffer] = self.empty(op, f"{at.buffer}_room", meta)
-        room, channels = self._rooms[at.buffer], network.shapes[value][1]
+            self._joint[at.buffer] = self.empty(op, f"{at.buffer}_buffer", meta)
+        buffer, channels = self._joint[at.buffer], network.shapes[value][1]
         if channels == at.pixel:
-            return room
+            return buffer
         ends = at.channel, at.channel + channels
-        return self.to.add(op, f"{value}_part", aten.slice.Tensor, room, 1, *ends)
+        return self.to.add(op, f"{value}_part", aten.slice.Tensor, buffer, 1, *ends)
 
 
-def lying(flat: Flat, inference: Inference) -> Flat:
+def converted(flat: Flat, inference: Inference) -> Flat:
     """The program with the operands of kernels copied where they lie otherwise than
     kernels read them."""
     program = flat.program

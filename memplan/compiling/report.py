@@ -25,7 +25,8 @@ class CompilePlan:
     advance, which are kept. packed: bytes of convolutions' weights that are kept in
     their kernels' layout, beside the model's. error: largest relative error to the
     model. seconds_before, seconds_after: the least of several runs in turns. plan: the
-    arena's plan, which says how good it is.
+    arena's plan, which says how good it is. internal_errors: how many sets of kernels,
+    regions or plans each defect of memplan dropped.
     """
 
     status: str
@@ -51,6 +52,7 @@ class CompilePlan:
     seconds_before: float = 0.0
     seconds_after: float = 0.0
     plan: Plan | None = None
+    internal_errors: dict[str, int] = field(default_factory=dict)
 
     @property
     def slowdown(self) -> float:

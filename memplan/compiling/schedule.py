@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memplan.compiling.convolutions import packed
-from memplan.compiling.fused import fused, lying
+from memplan.compiling.fused import converted, fused
 from memplan.compiling.passes import Flat, expanded, folded, unrolled
 from memplan.compiling.serve import ways_of
 from memplan.core.plan import Plan
@@ -82,7 +82,7 @@ def flattened(
     flat = folded(expanded(flat, inference), given)
     if kernels:
         flat, more = packed(flat, inference)
-        flat, nbytes = lying(flat, inference), nbytes + more
+        flat, nbytes = converted(flat, inference), nbytes + more
     return flat, nbytes
 
 

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import torch
 
 from memplan.errors import UsageError
-from memplan.fusing.kernel import Bound, address, check, lying
+from memplan.fusing.kernel import address, check, lying
 from memplan.fusing.kernels import convolution_library
 from memplan.fusing.layers import Convolution
 from memplan.fusing.memory import PageAllocator
+from memplan.graph.native import Bound
 
 ALGORITHMS = ("direct", "winograd2", "winograd4")
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from memplan.fusing.generate import is_depthwise, kernel_name, source_of
 from memplan.fusing.kernels import headers
 from memplan.fusing.operators import Pool
 from memplan.fusing.patches import band_bytes
+from memplan.graph.native import Bound
 from memplan.toolchain.loading import load
 
 WIDEST = 16  # float32 of the widest vector
@@ -157,37 +158,6 @@ class CallStruct(ctypes.Structure):
         ("out_pixel", ctypes.c_int64),
         ("cache", ctypes.c_int64),
     )
-
-
-class PointerSlot(NamedTuple):
-    """A pointer in a ctypes structure that is set to a value's address before a run."""
-
-    structure: ctypes.Structure
-    field: str
-    value: str
-
-
-@dataclass(slots=True)
-class Bound:
-    """A kernel with its arguments, ready to be called any number of times.
-
-    function: address of a C function `void(const void* call, int threads)`. call: its
-    first argument. held: what it points into beside input, output and the values of
-    the network. given: pointers that are set before each
-    run.
-    """
-
-    function: int
-    call: ctypes.Structure
-    held: tuple[Any, ...]
-    given: list[PointerSlot] = field(default_factory=list)
-
-    def __call__(self, threads: int = 1) -> None:
-        """Run it; the global interpreter lock is released."""
-        _FUNCTION(self.function)(ctypes.byref(self.call), threads)
-
-
-_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
 
 
 def address(library: ctypes.CDLL, name: str) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from memplan.graph.liveness import in_place
-from memplan.graph.native import OPERATOR, OUT, Assembled, Call, Native, Segment
+from memplan.graph.native import OPERATOR, OUT, Assembled, Bound, Native, Segment
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
 from memplan.graph.requests import TORCH, Placed, Service
 from memplan.graph.script import NoTapeError, Text, code, element, schema_name, spelled
@@ -100,7 +100,7 @@ class Tape:
         self._real: dict[str, Any] = dict(constants)  # what stays where it is
         self._names: dict[str, str] = {n: f"%{n}" for n in program.inputs}
         self._storage: dict[str, str] = {}  # of results over operands: the arena's root
-        self._kernels: list[tuple[Op, Call]] = []  # those that run together
+        self._kernels: list[tuple[Op, Bound]] = []  # those that run together
         self._segments: list[Segment] = []
         for op in program.ops:
             assert isinstance(op, Op)
@@ -249,11 +249,12 @@ class Tape:
         slots = []
         for op, call in self._kernels:
             operands = op.operands()
-            for structure, field_, position in call.addresses:
-                name = op.name if position == OUT else operands[position]
+            for slot in call.given:
+                at = slot.value
+                name = op.name if at == OUT else operands[at]
                 if name not in self._real:
-                    at = names.setdefault(name, len(names))
-                    slots.append((structure, field_, at))
+                    number = names.setdefault(name, len(names))
+                    slots.append(slot._replace(value=number))
         segment = Segment(self._play, [call for _, call in self._kernels], slots)
         self._segments.append(segment)
         self._kernels = []

@@ -11,8 +11,8 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,19 +21,37 @@ from torch._subclasses.fake_tensor import FakeTensor
 OUT = -1  # in the place of an operand's position: the result
 
 
-@dataclass(frozen=True)
-class Call:
-    """A kernel with its arguments: a C function `void(const void* call, int threads)`.
+class PointerSlot(NamedTuple):
+    """A pointer in a ctypes structure, and the tensor whose address it gets: by a name,
+    or as an operand's position or OUT."""
 
-    held: what the arguments point into. addresses: where in them the addresses of
-    operands stand, and of the result: structure, field, and the operand's position or
-    OUT.
+    structure: ctypes.Structure
+    field: str
+    value: Any
+
+
+@dataclass(slots=True)
+class Bound:
+    """A kernel with its arguments, ready to be called any number of times.
+
+    function: address of a C function `void(const void* call, int threads)`. call: its
+    first argument. held: what it points into beside the tensors of `given`. given:
+    pointers to tensors, which may be set before each run.
     """
 
     function: int
-    arguments: ctypes.Structure
-    held: object
-    addresses: list[tuple[ctypes.Structure, str, int]]
+    call: ctypes.Structure
+    held: tuple[Any, ...]
+    given: list[PointerSlot] = field(default_factory=list)
+
+    def __call__(self, threads: int = 1) -> None:
+        """Run it; the global interpreter lock is released."""
+        _FUNCTION(self.function)(ctypes.byref(self.call), threads)
+
+
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
+Play = Callable[[Any, int, int], None]
+"""Runs an array of functions and arguments, so many, on so many threads."""
 
 
 class Native(ABC):
@@ -56,16 +74,17 @@ class Native(ABC):
         """Bytes that it writes to beside its result."""
 
     @abstractmethod
-    def call(self, operands: Sequence[Tensor], out: Tensor, scratch: Tensor) -> Call:
-        """The kernel on these tensors, `scratch` one of as many bytes as it wants.
+    def call(self, operands: Sequence[Tensor], out: Tensor, scratch: Tensor) -> Bound:
+        """The kernel on these tensors, `scratch` one of as many bytes as it wants; its
+        slots are of operands and OUT.
 
         Raises UsageError for tensors that lie otherwise than it reads or writes them.
         """
 
     @property
     @abstractmethod
-    def play(self) -> Callable[[Any, int, int], None]:
-        """Runs an array of functions and arguments, so many, on so many threads."""
+    def play(self) -> Play:
+        """What runs it together with others."""
 
     def __call__(self, *operands: Tensor) -> Tensor:
         out = operands[-1] if self.into else self.empty()
@@ -100,19 +119,16 @@ class _Entry(ctypes.Structure):
 class Segment:
     """Kernels that run one after another; one call at a time.
 
-    slots: addresses that are set before each run, and the positions among the tensors
-    that it is called with.
+    slots: pointers that are set before each run, by positions among the tensors that it
+    is called with.
     """
 
     def __init__(
-        self,
-        play: Callable[[Any, int, int], None],
-        calls: Sequence[Call],
-        slots: Sequence[tuple[ctypes.Structure, str, int]] = (),
+        self, play: Play, kernels: Sequence[Bound], slots: Sequence[PointerSlot] = ()
     ) -> None:
-        self._play, self._calls, self._slots = play, list(calls), list(slots)
-        self._entries = (_Entry * len(calls))(
-            *(_Entry(each.function, ctypes.addressof(each.arguments)) for each in calls)
+        self._play, self._kernels, self._slots = play, list(kernels), list(slots)
+        self._entries = (_Entry * len(kernels))(
+            *(_Entry(each.function, ctypes.addressof(each.call)) for each in kernels)
         )
         self.number = next(_numbers)
         _segments[self.number] = self

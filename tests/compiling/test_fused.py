@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
-from memplan.compiling import compile  # noqa: A004, E402
+from memplan.compiling import compile, schedule  # noqa: A004, E402
 from memplan.core.verify import verify  # noqa: E402
 from memplan.fusing.engine import decide  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
@@ -260,6 +260,28 @@ def test_without_kernels_torch_runs_all(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(decide, "has_kernels", lambda: False)
     module = check(randomised(Residual()), torch.randn(1, 3, 33, 31))
     assert not module.memplan.kernels
+
+
+def test_a_defect_of_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(schedule, "fused", broken)
+    options = memplan.CompileOptions(max_slowdown=1e6)
+    model = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(), nn.Conv2d(64, 3, 1)).eval()
+    plan = memplan.compile(model, torch.randn(1, 3, 33, 31), options=options).memplan
+    assert plan.status == "compiled", plan.reason
+    assert plan.internal_errors == {"internal error: RuntimeError: broken": 4}
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+def test_tensors_of_other_classes_are_refused() -> None:
+    x = torch.randn(1, 3, 33, 31).as_subclass(Marked)
+    plan = memplan.compile(Residual().eval(), x, options=PACKED).memplan
+    assert plan.reason == "it can be compiled only for plain tensors"
 
 
 CHANNELS = 8

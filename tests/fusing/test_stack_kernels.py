@@ -243,3 +243,18 @@ def test_a_nan_that_comes_up_on_the_way_is_not_lost(layout: str) -> None:
     (kernel,) = compiled_many([stack], "float32", layout)
     got = run(kernel, x, operands)
     assert not differences(got, want, 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stack_without_pools_may_write_over_its_input(layout: str) -> None:
+    draw = random.Random(3)
+    stacks = [
+        collapse([x for _ in range(4) for x in random_operations(draw)], (99, 99), CPU)
+        for _ in range(12)
+    ]
+    form = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+    for kernel in compiled_many(stacks, "float32", layout):
+        x, operands = random_tensors(kernel.stack, (2, 19, 9, 7), torch.float32, 1)
+        x = x.contiguous(memory_format=form)
+        expected = run(kernel, x, operands).nan_to_num()
+        assert torch.equal(run(kernel, x, operands, x).nan_to_num(), expected)

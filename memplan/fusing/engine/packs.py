@@ -9,10 +9,11 @@ import torch
 
 from memplan.fusing.convolution import Packed, Prologue, bind, pack
 from memplan.fusing.engine import onednn
-from memplan.fusing.kernel import Bound, Kernel, PointerSlot, taps
+from memplan.fusing.kernel import Kernel, taps
 from memplan.fusing.kernels import tape
 from memplan.fusing.layers import FusedConv, Network, Node, Norm, StackNode
 from memplan.fusing.memory import PageAllocator
+from memplan.graph.native import Bound, Play, PointerSlot
 from memplan.graph.weights import Weights
 
 PIECE = 1 << 16  # weights that are scaled at a time
@@ -99,7 +100,7 @@ class Packs:
         self._vectors: dict[Norm | FusedConv, list[torch.Tensor]] = {}  # for stacks
         own = any(kernel != "onednn" for kernel in kernels.values())
         own = own or any(isinstance(each, Kernel) for each in stacks.values())
-        self.play = tape() if own else None
+        self.play: Play | None = tape() if own else None
         self.fill({} if made is None else made)
 
     def fill(self, made: Made) -> None:

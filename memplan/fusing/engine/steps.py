@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,8 +11,9 @@ import torch
 from memplan.fusing.engine import onednn
 from memplan.fusing.engine.arena import Arena, Place, copies
 from memplan.fusing.engine.packs import Packs, as_4d
-from memplan.fusing.kernel import Bound, Kernel
+from memplan.fusing.kernel import Kernel
 from memplan.fusing.layers import Concat, EagerOp, FusedConv, Node, StackNode
+from memplan.graph.native import Bound, Segment
 from memplan.graph.nest import laid_out
 from memplan.graph.program import mapped
 
@@ -24,31 +24,24 @@ Step = Bound | Callable[[Values], None]
 """A kernel, or a function that changes the values."""
 
 
-class _Entry(ctypes.Structure):
-    _fields_ = (("function", ctypes.c_void_p), ("call", ctypes.c_void_p))
-
-
 class _Tape:
     """Kernels that run one after another without Python between them."""
 
     def __init__(self, steps: list[Bound], emitter: Emitter) -> None:
-        self._steps, self._convert = steps, emitter.convert
-        self._play, self._threads = emitter.packs.play, torch.get_num_threads()
-        self._entries = (_Entry * len(steps))(
-            *(_Entry(step.function, ctypes.addressof(step.call)) for step in steps)
-        )
-        self._given = [given for step in steps for given in step.given]
+        self._convert, play = emitter.convert, emitter.packs.play
+        assert play is not None  # where there are kernels there is a tape
+        self._given = [slot for step in steps for slot in step.given]
+        slots = [slot._replace(value=i) for i, slot in enumerate(self._given)]
+        self._segment = Segment(play, steps, slots)
 
     def __call__(self, values: Values) -> None:
-        held = []  # what kernels read stays until they have run
-        for structure, field, value in self._given:
-            tensor = values[value]
-            if field != "output":  # that lies as it is to lie
-                tensor = self._convert(tensor)
-            held.append(tensor)
-            setattr(structure, field, tensor.data_ptr())
-        assert self._play is not None  # where there are kernels there is a tape
-        self._play(self._entries, len(self._entries), self._threads)
+        # An output lies as it is to lie.
+        self._segment(
+            [
+                values[name] if field == "output" else self._convert(values[name])
+                for _, field, name in self._given
+            ]
+        )
 
 
 class Runner:
