@@ -12,6 +12,7 @@ from memplan.version import __version__
 if TYPE_CHECKING:
     from memplan.applying.cuda import stats as stats
     from memplan.applying.session import apply as apply
+    from memplan.budgeting.solve import solve as solve
     from memplan.chunking.chunk import chunk as chunk
     from memplan.chunking.options import ChunkOptions as ChunkOptions
     from memplan.chunking.plan import ChunkPlan as ChunkPlan
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from memplan.reporting.diff import diff as diff
     from memplan.reporting.live import live_at as live_at
     from memplan.reporting.stats import summarize as summarize
-    from memplan.solving.solve import solve as solve
     from memplan.trace.lives import buffers_of as buffers_of
     from memplan.trace.read import read_trace as read_trace
     from memplan.trace.trace import Trace as Trace
@@ -71,7 +71,7 @@ _HOMES = {
     "read_trace": "memplan.trace.read",
     "record": "memplan.recording.record",
     "resume": "memplan.recording.boundary",
-    "solve": "memplan.solving.solve",
+    "solve": "memplan.budgeting.solve",
     "stats": "memplan.applying.cuda",
     "step": "memplan.recording.boundary",
     "summarize": "memplan.reporting.stats",

@@ -45,6 +45,7 @@ ROOMS: dict[str, set[str]] = {
     "trace": BASE | {"core", "native"},  # the reader of pickles
     "recording": CORRIDOR,
     "solving": CORRIDOR,
+    "budgeting": CORRIDOR | {"solving"},
     "applying": CORRIDOR | {"recording", "solving"},
     "reporting": CORRIDOR | {"recording", "solving", "applying"},
     "plotting": BASE | {"core", "trace", "blocking"},
@@ -57,7 +58,7 @@ ROOMS: dict[str, set[str]] = {
     "compiling": BASE | {"core", "solving", "graph", "chunking", "fusing", "recording"},
     "blocking": BASE | {"native", "toolchain", "graph"},
     "cli": CORRIDOR
-    | {"recording", "solving", "applying", "reporting", "plotting"}
+    | {"recording", "solving", "budgeting", "applying", "reporting", "plotting"}
     | {"chunking", "fusing", "compiling", "blocking"},
     "__main__": {"cli"},
 }

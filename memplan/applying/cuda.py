@@ -24,6 +24,7 @@ from memplan.applying.cuda_library import (
     Library,
     Place,
 )
+from memplan.applying.recompute import recompute_of
 from memplan.applying.replan import Replanner
 from memplan.applying.report import DeviceMemory, Report, make_report
 from memplan.applying.suitability import check_plan
@@ -97,6 +98,7 @@ class CudaLoader:
                 raise UsageError(
                     f"{count} plans are for device {place}, stream {stream}: give one"
                 )
+        self._recompute = recompute_of(plan, name)
         self._replan = replan
         self._replanners: list[Replanner] = []
         self._boundaries = Boundaries(self._step, step_marks(plan.provenance.program))
@@ -127,6 +129,8 @@ class CudaLoader:
             self.stop()
             self._started = False
             raise
+        if self._recompute is not None:
+            self._recompute.start()
 
     def _begin_late(self, torch: Any, library: Library) -> None:
         """At the program's first use of CUDA: it goes on whatever comes of this."""
@@ -178,6 +182,8 @@ class CudaLoader:
         if not self._running:
             return
         self._running = False
+        if self._recompute is not None:
+            self._recompute.stop()
         self._boundaries.stop()
         if _library is not None:
             _library.serve(False)
@@ -205,6 +211,7 @@ class CudaLoader:
             total["arena_bytes_peak"],
             self._clock,
             devices=devices,
+            recompute=None if self._recompute is None else self._recompute.report(),
             recorded_devices={
                 each.device: each.plan.provenance.recorded_device
                 for each in reversed(self._plans)

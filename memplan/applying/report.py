@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memplan.applying.payoff import GivenUp
+from memplan.applying.recompute import RecomputeReport
 from memplan.applying.replan import Replan
 from memplan.core.plan import DeviceRun, Plan, RunStats
 from memplan.recording.ranks import rank
@@ -99,7 +100,7 @@ class Report:
     device_memory: what torch and the driver say of each; device_seconds: over the later
     half of the steps, by the device's own clock. fault: why nothing was planned though
     the program ran. rank: this process's among those that a launcher started; None if
-    it was launched alone.
+    it was launched alone. recompute: of a plan that computes modules again.
     """
 
     requests: int
@@ -130,6 +131,7 @@ class Report:
     device_seconds: Spread = field(default_factory=Spread)
     fault: str = ""
     rank: int | None = field(default_factory=rank)
+    recompute: RecomputeReport | None = None
 
     def to_json(self) -> dict[str, object]:
         """The report as plain data, with `schema` and `version`."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from memplan.applying.lanes import Lanes, replays_of
 from memplan.applying.payoff import GivenUp
+from memplan.applying.recompute import recompute_of
 from memplan.applying.replan import Replanner
 from memplan.applying.report import Before, Report, make_report, where_memory_lives
 from memplan.applying.suitability import check_plan
@@ -58,6 +59,7 @@ class Loader:
         check_plan(plan, name, "cpu")
         self.plan = plan
         self._boundaries = Boundaries(self._step, step_marks(plan.provenance.program))
+        self._recompute = recompute_of(plan, name)
         self._replan = replan
         self._replanner: Replanner | None = None
         self._before = Before()
@@ -84,6 +86,8 @@ class Loader:
             self._boundaries.stop()
             raise
         self._running = True
+        if self._recompute is not None:
+            self._recompute.start()
 
     def _make_replay(self) -> Replay | Lanes:
         """With room for plans to come, if the system grants it."""
@@ -129,6 +133,8 @@ class Loader:
 
         if self._running:
             self._running = False
+            if self._recompute is not None:
+                self._recompute.stop()
             _alloc.pass_through()
             self._boundaries.stop()
             if self._replanner is not None:
@@ -147,6 +153,7 @@ class Loader:
             replans=() if self._replanner is None else tuple(self._replanner.replans),
             given_up=self._given_up(),
             interrupted_requests=_alloc.interrupted_requests(),
+            recompute=None if self._recompute is None else self._recompute.report(),
             memory=where_memory_lives(
                 self._before, replays_of(self._replay), _alloc.tensor_bytes()
             ),

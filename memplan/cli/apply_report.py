@@ -39,6 +39,18 @@ def show_report(report: Report) -> None:
         rows.append(("departures", f"{departures:,}: {where}, {outside} ({size})"))
     if count := report.interrupted_requests:
         rows.append(("interrupted", f"{count:,} requests passed through"))
+    if (again := report.recompute) is not None:
+        found = "" if again.bound == again.units else f", {again.bound:,} found"
+        many = f"{again.recomputations:,} calls in {format_seconds(again.seconds)}"
+        budget, expected = map(format_bytes, (again.budget, again.predicted))
+        rows += [
+            ("again", f"{again.units:,} units{found}: {many}"),
+            ("budget", f"{budget}, {expected} of tensors expected"),
+        ]
+        if report.memory is not None:
+            rows.append(
+                ("live", f"{format_bytes(report.memory.most_live)} at the most")
+            )
     if report.fault:
         rows.append(("not applied", report.fault))
     rows += _cuda_arenas(report)

@@ -66,6 +66,12 @@ def _steps(text: str) -> Steps:
     "Python stack; none: nothing.",
 )
 @click.option(
+    "--activations",
+    is_flag=True,
+    help="Also record calls of modules and the tensors that autograd saves in them: "
+    "memplan solve --budget needs them. Records a few steps, which take longer.",
+)
+@click.option(
     "--cuda-history",
     "history",
     type=click.Choice(get_args(History)),

@@ -7,7 +7,7 @@ import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -30,6 +30,9 @@ from memplan.text import name_as_text
 from memplan.trace.modelled import EXPANDABLE
 from memplan.trace.trace import Trace
 from memplan.units import format_bytes, format_gap, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from memplan.cli.budget import Budgeted
 
 _METHODS_HELP = "\b\nMethods:\n" + "\n".join(
     f"  {name}\n    {method.summary}" for name, method in METHODS.items()
@@ -91,6 +94,25 @@ def _options(
     help="Time limit in seconds  [default: none, but a fixed amount of work]",
 )
 @click.option(
+    "--budget",
+    metavar="BYTES|SHARE|min",
+    help="Most bytes of live tensors: a size (8GiB), a share of the recorded peak "
+    "(70%), or min, the least there is. Modules whose activations do not fit compute "
+    "them again in the backward pass. TRACE must be recorded with --activations.",
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="MODULE",
+    help="Module that is not computed again, nor what is in it; repeatable.",
+)
+@click.option(
+    "--curve",
+    is_flag=True,
+    help="Show memory against time for budgets from the recorded peak to the least; "
+    "with -o, draw a picture (.svg, .png, .pdf).",
+)
+@click.option(
     "--capacity",
     type=parse_bytes,
     metavar="BYTES",
@@ -136,6 +158,9 @@ def command(
     trace: Path,
     method: str,
     options: Options,
+    budget: str | None,
+    keep: tuple[str, ...],
+    curve: bool,
     capacity: int | None,
     capacity_of: CapacityOf | None,
     step: str,
@@ -152,11 +177,18 @@ def command(
     plan can have a lower peak. On Ctrl-C, memplan writes the best plan so far and
     exits 0.
 
+    With --budget, the plan also says which modules compute their activations again, so
+    that a training step fits. A budget that cannot be met exits 4.
+
     \b
     Example: memplan solve train.parquet -o train.plan.json
     """
-    if capacity_of is not None and capacity is None:
-        raise UsageError("--capacity-of is for --capacity; give that, too")
+    _check(capacity_of is not None, "--capacity-of", "--capacity", capacity is not None)
+    wanted = budget is not None or curve
+    _check(bool(keep), "--keep", "--budget or --curve", wanted)
+    if curve:
+        _curve(trace, keep, output, force, device, json_)
+        return
     # A question is answered; a file is for whoever names one.
     path = output
     if path is None and capacity is None:
@@ -164,12 +196,15 @@ def command(
     if path is not None:
         refuse_overwrite(path, force)
     with sniff(trace) as file:
-        given = arguments.read_input(file, "size", device=device)
+        columns = ("size",) if budget is None else ("size", "time_ns")
+        given = arguments.read_input(file, *columns, device=device)
         source = Source(name_as_text(trace.name), file.sha256(), step)
-    large = isinstance(given, Problem) and len(given) >= MANY_BUFFERS
-    if output is None and path is not None and large:
+    if output is None and path is not None and _is_large(given):
         path = path.with_suffix(PARQUET)
         refuse_overwrite(path, force)
+    budgeted = None if budget is None else _within(given, budget, keep)
+    if budgeted is not None:
+        given = budgeted.trace
     room = None
     start = time.perf_counter()
 
@@ -185,27 +220,65 @@ def command(
     except NoPlanError as error:
         if json_ and capacity is not None:
             # Without a step that repeats, what lies outside of it is not known.
-            compared = {"capacity": capacity, "capacity_of": capacity_of or "live"}
-            fits = "infeasible" if isinstance(error, InfeasibleError) else "unknown"
-            asked = {
-                "method": method,
-                "seed": options.seed,
-                "plan": None,
-                "status": fits,
-            }
-            asked |= show.picked(error, "lower_bound", "peak")
-            asked |= compared if room is None else _compared(room)
+            asked: dict[str, Any] = {"capacity": capacity}
+            asked["capacity_of"] = capacity_of or "live"
+            asked |= {} if room is None else _compared(room)
+            asked |= {"method": method, "seed": options.seed}
             asked["seconds"] = time.perf_counter() - start
-            show.as_json(asked, "memplan.solve-result")
+            show.as_json(asked | _refused(error), "memplan.solve-result")
         raise
+    if budgeted is not None:
+        plan = replace(plan, recompute=budgeted.chosen.units)
     if plan.provenance.note:
         show.note(f"{method}: {plan.provenance.note}")
     if path is not None:
         write_plan(plan, path, force=force)
     expected = None
     with contextlib.suppress(KeyboardInterrupt):  # the plan is there all the same
-        expected = outlook(given, plan) if isinstance(given, Trace) else None
-    _tell(Solved(plan, given, path, room, expected), json_)
+        # What was resident in the recording says nothing of a program made smaller.
+        recorded = given if budgeted is None and isinstance(given, Trace) else None
+        expected = None if recorded is None else outlook(recorded, plan)
+    _tell(Solved(plan, given, path, room, expected, budgeted), json_)
+
+
+def _check(given: bool, flag: str, other: str, other_given: bool) -> None:
+    """Raise UsageError for an option that has no effect without another one."""
+    if given and not other_given:
+        raise UsageError(f"{flag} is for {other}; give that, too")
+
+
+def _is_large(given: Trace | Problem) -> bool:
+    return isinstance(given, Problem) and len(given) >= MANY_BUFFERS
+
+
+def _refused(error: NoPlanError) -> dict[str, Any]:
+    """What is known where there is no plan."""
+    fits = "infeasible" if isinstance(error, InfeasibleError) else "unknown"
+    return {"plan": None, "status": fits, **show.picked(error, "lower_bound", "peak")}
+
+
+def _within(given: Trace | Problem, budget: str, keep: tuple[str, ...]) -> Budgeted:
+    from memplan.cli.budget import within
+
+    return within(given, budget, keep)
+
+
+def _curve(
+    trace: Path,
+    keep: tuple[str, ...],
+    output: Path | None,
+    force: bool,
+    device: int | None,
+    json_: bool,
+) -> None:
+    """`--curve`. Raises UsageError for options that have no effect then."""
+    from memplan.cli.budget import show_curve
+
+    without = ("budget", "capacity", "capacity_of", "priority", "mip_solver", "step")
+    flags = {name: f"--{name.replace('_', '-')}" for name in (*without, "alignment")}
+    arguments.refuse(flags, "not for --curve; leave it out")
+    given = arguments.read_input(trace, "size", "time_ns", device=device)
+    show_curve(given, keep, trace.name, output, force, json_)
 
 
 def _tell(found: Solved, json_: bool) -> None:
@@ -234,6 +307,7 @@ class Solved:
     path: Path | None
     room: Room | None
     expected: Outlook | None
+    budgeted: Budgeted | None
 
     def entries(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -244,6 +318,8 @@ class Solved:
         found["plan"] = self.path
         if self.room is not None:
             found |= _compared(self.room)
+        if self.budgeted is not None:
+            found["budget"] = self.budgeted.entries()
         if self.expected is not None:
             found["outlook"] = plain(self.expected) | {"pays": self.expected.pays}
         run = self.plan.provenance.recorded_device
@@ -259,6 +335,8 @@ class Solved:
     def rows(self) -> list[tuple[str, str]]:
         """For people: the plan, what takes up a capacity, and what the plan brings."""
         rows = [*self._plan_rows(), *self._room_rows(), *self._outlook_rows()]
+        if self.budgeted is not None:
+            rows = self.budgeted.rows(rows)
         return [*rows, *self._device_rows()]
 
     def _plan_rows(self) -> list[tuple[str, str]]:

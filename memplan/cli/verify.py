@@ -18,20 +18,52 @@ from memplan.units import format_bytes
 _SHOWN = 20
 
 
-@click.command("verify")
+@click.command("verify", context_settings={"ignore_unknown_options": True})
 @arguments.existing("plan")
-@arguments.existing("trace", required=False)
+@click.argument(
+    "against", metavar="[TRACE | SCRIPT [ARGUMENTS]]", nargs=-1, type=click.UNPROCESSED
+)
+@click.option(
+    "-m", "module", metavar="MODULE", help="Module to try the plan on, as python -m."
+)
+@click.option(
+    "--trial/--no-trial",
+    default=True,
+    help="Run some steps of SCRIPT as it is and with modules computed again, and "
+    "compare all gradients. Without: under fake tensors only.",
+)
 @arguments.device
 @arguments.json_
-def command(plan: Path, trace: Path | None, device: int | None, json_: bool) -> None:
+def command(
+    plan: Path,
+    against: tuple[str, ...],
+    module: str | None,
+    trial: bool,
+    device: int | None,
+    json_: bool,
+) -> None:
     """Check that PLAN is safe, and that it was made for TRACE.
 
     The checker shares no code with the solvers. It prints every failure. If
     there is one, it exits 1.
 
+    A plan made with --budget is tried on SCRIPT: under fake tensors, then in a few real
+    steps, whose losses, gradients and buffers must be equal to the last bit. Modules
+    that compute something else the second time are named.
+
     \b
     Example: memplan verify train.plan.json train.parquet
+    Example: memplan verify train.plan.json train.py --epochs 1
     """
+    if module is not None or _is_script(against):
+        from memplan.cli import trial as tried
+
+        target = arguments.target(module, against)
+        found = arguments.read_plan(plan)
+        _refuse_unsafe(plan, verify(found), json_)
+        tried.command(plan, found, target, trial, json_)
+        return
+    trace = Path(against[0]) if against else None
     found = arguments.read_plan(plan)
     violations = verify(found)
     if trace is not None:
@@ -40,17 +72,31 @@ def command(plan: Path, trace: Path | None, device: int | None, json_: bool) -> 
         result = {"valid": not violations, "violations": violations}
         show.as_json(result, "memplan.verify-result")
         sys.exit(CheckFailed.exit_code if violations else 0)
+    _refuse_unsafe(plan, violations, json_)
+    buffers = f"{len(found.problem):,} buffers"
+    size, arena = format_bytes(found.peak), ""
+    if found.lifespan_bytes:  # another than the offsets reach
+        arena = f"; arena {format_bytes(found.arena_bytes)}"
+    show.line(f"{plan}: valid: {buffers} in {size}, none overlap{arena}")
+
+
+def _is_script(words: tuple[str, ...]) -> bool:
+    """Whether they are a program's, not the name of a trace."""
+    return len(words) > 1 or any(word.endswith(".py") for word in words)
+
+
+def _refuse_unsafe(plan: Path, violations: list[Violation], json_: bool) -> None:
+    """Print the violations and raise CheckFailed, if there are any."""
+    if json_ and violations:
+        result = {"valid": False, "violations": violations}
+        show.as_json(result, "memplan.verify-result")
+        sys.exit(CheckFailed.exit_code)
     for violation in violations[:_SHOWN]:
         show.fault(f"{plan}: {violation.failure.value}: {violation.message}")
     if len(violations) > _SHOWN:
         show.fault(f"{plan}: and {len(violations) - _SHOWN:,} more")
     if violations:
         raise CheckFailed(f"{plan} is not safe to apply; solve the trace again")
-    buffers = f"{len(found.problem):,} buffers"
-    size, arena = format_bytes(found.peak), ""
-    if found.lifespan_bytes:  # another than the offsets reach
-        arena = f"; arena {format_bytes(found.arena_bytes)}"
-    show.line(f"{plan}: valid: {buffers} in {size}, none overlap{arena}")
 
 
 def _against(plan: Plan, path: Path, device: int | None) -> list[Violation]:

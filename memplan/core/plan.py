@@ -12,6 +12,7 @@ import numpy.typing as npt
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.bounds import lower_bound
 from memplan.core.problem import Problem
+from memplan.core.recompute import Recomputation
 from memplan.text import facts_html
 from memplan.units import format_bytes, format_gap
 
@@ -247,6 +248,8 @@ class Plan:
     lanes: 0 where the program's requests are one sequence, whatever threads make them;
         else each thread that marks steps has a sequence of its own, and at most so many
         threads an arena each, a lane, at a time. There is no warm-up then.
+    recompute: what is computed again so that the program fits a budget, if that is
+        planned; the offsets are those of the program that does so.
     stated: what the file says of itself, where the plan was read from one.
     """
 
@@ -259,6 +262,7 @@ class Plan:
     elastic: bool = False
     lifespan_bytes: int = 0
     lanes: int = 0
+    recompute: Recomputation | None = None
     stated: Stated | None = None
 
     @classmethod

@@ -53,6 +53,7 @@ from memplan.core.planrows import (
     split_checksum,
 )
 from memplan.core.problem import Problem
+from memplan.core.recompute import KEYS, Recomputation, recomputation_from
 from memplan.errors import FormatError, InputError
 from memplan.files import refuse_overwrite, write_bytes
 from memplan.formats.sniff import Input, Kind, begins_as, opened
@@ -81,7 +82,7 @@ _KEYS = (
     | _PLACEMENT
 )
 # Left out where there is nothing to say.
-_EXTRA = frozenset({"elastic", "kinds", "lanes", "lifespan_bytes"})
+_EXTRA = frozenset({"elastic", "kinds", "lanes", "lifespan_bytes", "recompute"})
 _DEVICE = frozenset(each.name for each in fields(DeviceRun))
 # Of `recorded`.
 _CONDITIONS = _DEVICE | {"cpu_nanoseconds", "milli_load", "steps"}
@@ -149,6 +150,8 @@ def _fields(plan: Plan) -> tuple[dict[str, str], Buffers]:
         fields["lifespan_bytes"] = str(plan.lifespan_bytes)
     if plan.lanes:
         fields["lanes"] = str(plan.lanes)
+    if plan.recompute is not None:
+        fields["recompute"] = encode(asdict(plan.recompute))
     if plan.kinds:
         kinds = [
             as_object(_with_rows(kind) | {"seen": str(kind.seen)})
@@ -277,6 +280,7 @@ def _plan(
         elastic="elastic" in table.fields and table.flag("elastic"),
         lifespan_bytes=_optional(table, "lifespan_bytes"),
         lanes=_optional(table, "lanes"),
+        recompute=_recompute(table),
         **header,
     )
     check_structure(plan, name, REMEDY)
@@ -352,6 +356,12 @@ def _warmup(table: Table) -> Warmup | None:
         return None
     inner = table.table("warmup", _PLACEMENT | {"ticks"})
     return Warmup(*_replayable(inner), inner.integer("ticks"))
+
+
+def _recompute(table: Table) -> Recomputation | None:
+    if "recompute" not in table.fields:
+        return None
+    return recomputation_from(table.table("recompute", KEYS))
 
 
 def _kinds(table: Table) -> tuple[StepKind, ...]:

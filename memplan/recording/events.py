@@ -13,6 +13,7 @@ from memplan.core.plan import Program, RunStats
 from memplan.errors import MemplanError, RecordError
 from memplan.files import open_journal, refuse_overwrite
 from memplan.native import _alloc
+from memplan.recording.activations import Activations
 from memplan.recording.boundary import MOST_EVENTS
 from memplan.recording.cuda_observer import CudaObserver
 from memplan.recording.options import RecordOptions
@@ -55,6 +56,11 @@ class Events:
         self._clock = StepClock()
         depth = {"none": None, "site": SITE, "python": ALL}[options.stacks]
         self._sites = None if depth is None else Sites(depth, self._cpu, observer)
+        self._activations = (
+            Activations(lambda storage: int(storage.data_ptr()), fake=False)
+            if options.activations
+            else None
+        )
         self._fake_mode = ""  # where the program made one
         self._patches = contextlib.ExitStack()
         # At the first boundary: what sites count, and nanoseconds, wall's and CPU's.
@@ -79,6 +85,8 @@ class Events:
         if self._sites is not None:
             self._sites.start()
         _alloc.start_recording(descriptor, info, limit, self._cpu)
+        if self._activations is not None:
+            self._activations.start()
         _alloc.say_on_termination(
             printable(f"memplan: terminated while recording: {self._remedy}") + "\n"
         )
@@ -161,6 +169,8 @@ class Events:
 
     def _stop(self, mark: Mark) -> tuple[int, int, int]:
         """The errno that stopped the writing, or 0; events seen, and written."""
+        if self._activations is not None:
+            self._activations.stop()
         self._patches.close()
         self._sites_share = self._share()
         if self._sites is not None:
@@ -226,4 +236,7 @@ class Events:
             added = info.run.peak_rss_bytes - file_bytes() - self._before
             info = replace(info, added_bytes=max(added, 0))
         info = self._options.about(sys.modules["torch"], info)
-        return encode_metadata(self._path, Trace(Columns.of(), info=info)).decode()
+        noted = self._activations if complete else None
+        calls = None if noted is None else noted.result()
+        trace = Trace(Columns.of(), info=info, calls=calls)
+        return encode_metadata(self._path, trace).decode()

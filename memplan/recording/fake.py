@@ -26,6 +26,7 @@ from unittest import mock
 from memplan.core.plan import Program
 from memplan.errors import RecordError
 from memplan.recording import target
+from memplan.recording.activations import Activations
 from memplan.recording.fake_device import (
     CPU_ALIGNMENT,
     Devices,
@@ -64,6 +65,11 @@ class FakeEvents:
         where = self._stacks.here if self._stacks is not None else None
         self._ledger = FakeLedger(gpu, where)
         self._values = StandIns("")
+        self._activations = (
+            Activations(self._ledger.address, fake=True)
+            if options.activations
+            else None
+        )
 
     def prepare(self) -> None:
         """Do nothing: a fake recording hooks no modules or optimizers."""
@@ -80,6 +86,8 @@ class FakeEvents:
         for patch in self._patches(torch, devices):
             self._context.enter_context(patch)
         self._context.enter_context(watched(watch))
+        if self._activations is not None:
+            self._activations.start()
 
     def mark(self, mark: Mark) -> int:
         """A step boundary; returns a digest of the requests since the last one."""
@@ -96,6 +104,8 @@ class FakeEvents:
 
         Raises RecordError if the program did what a fake recording cannot follow.
         """
+        if self._activations is not None:
+            self._activations.stop()
         if self._values.refused is not None:
             raise RecordError(self._values.refused.reason)
         columns = self._ledger.columns()
@@ -114,7 +124,9 @@ class FakeEvents:
         info = self._options.about(sys.modules["torch"], info)
         info = replace(info, producer=f"{info.producer}, of fake tensors")
         stacks = self._stacks.table if self._stacks is not None else StackTable()
-        write_trace(Trace(columns, stacks, info), self._path)
+        noted = self._activations
+        calls = None if noted is None else noted.result(self._ledger.began_ns)
+        write_trace(Trace(columns, stacks, info, calls), self._path)
         return Written(info, Summary.of(columns))
 
     def close(self) -> None:

@@ -131,6 +131,16 @@ class FakeLedger:
         for address, size in reversed(held):
             self._freed(address, size)
 
+    def address(self, storage: Any) -> int:
+        """Where `storage` lies on the recorded device; 0 if it does not."""
+        known = self._known.get(id(storage))
+        return 0 if known is None or known[1] is None else known[1]
+
+    @property
+    def began_ns(self) -> int:
+        """Monotonic ns of the first event."""
+        return self._columns[0][0] if len(self) else 0
+
     def on_gpu(self, storage: Any) -> bool:
         """Whether `storage` is on the simulated GPU."""
         known = self._known.get(id(storage))

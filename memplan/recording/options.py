@@ -39,6 +39,8 @@ class RecordOptions:
     history: source of CUDA events; "slot": torch's allocator reports them to memplan;
         "torch": torch's memory history, which the program then cannot use; "auto":
         "slot" if memplan knows this release's allocator, else "torch".
+    activations: also record the calls of modules, and the tensors that autograd saves
+        in them, as `memplan.solve` needs it for a budget.
     max_entries: capacity of torch's history per GPU; if it overflows, memplan reports
         it and marks the trace as incomplete.
     """
@@ -53,6 +55,7 @@ class RecordOptions:
     max_entries: int = MAX_ENTRIES
     then_exit: bool = False
     history: History = "auto"
+    activations: bool = False
 
     def __post_init__(self) -> None:
         kinds = {"device": Device, "stacks": Stacks, "history": History}
@@ -72,6 +75,11 @@ class RecordOptions:
             raise UsageError(
                 "then_exit needs a recording that stops by itself: set steps to a "
                 "number or to auto"
+            )
+        if self.activations and self.history == "torch":
+            raise UsageError(
+                "activations need the events of memplan's own recorder: leave out the "
+                "history of torch"
             )
         if self.max_entries < 1:
             raise UsageError(f"max_entries={self.max_entries}: must be at least 1")

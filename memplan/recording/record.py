@@ -73,7 +73,8 @@ class Recording:
         elif options.device != "cuda" or self._observer is not None:
             self._events = Events(self.path, options, self._observer)
         self._count = StepCount(options.limit)
-        alike = SETTLED_STEPS if options.fake is None else SETTLED_FAKE_STEPS
+        few = options.fake is not None or options.activations
+        alike = SETTLED_FAKE_STEPS if few else SETTLED_STEPS
         self._settling = Settling(alike) if options.steps == "auto" else None
         self._ending = False  # the program, at its next mark
         self.stopped = ""
@@ -246,7 +247,8 @@ class Recording:
         if self._settling is not None and self._events is not None:
             self._settling.add(mark, digest)
             events = self._events.events
-            enough = self._options.then_exit or events >= SETTLED_EVENTS
+            few = self._options.then_exit or self._options.activations
+            enough = few or events >= SETTLED_EVENTS
             if self._settling.settled and enough:
                 self.stopped = "the steps repeat (--steps all records all)"
             elif events >= MOST_EVENTS:
@@ -283,6 +285,7 @@ def record(
     device: Device | str = "auto",
     steps: Steps = "auto",
     stacks: Stacks = "site",
+    activations: bool = False,
     force: bool = False,
 ) -> Iterator[Recording]:
     """Record what the block allocates, into `path` (.parquet, .json or .json.gz).
@@ -291,7 +294,9 @@ def record(
     `recording.trace` is the Trace. The parameters are those of `RecordOptions`, and
     the errors those of `Recording`.
     """
-    options = RecordOptions(device=device, steps=steps, stacks=stacks, force=force)
+    options = RecordOptions(
+        device=device, steps=steps, stacks=stacks, activations=activations, force=force
+    )
     recording = Recording(path, options)
     recording.start()
     try:

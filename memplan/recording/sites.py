@@ -159,7 +159,7 @@ class Sites:
         if _alloc.gradients_wait():
             _alloc.gradients_noted()
             _label_gradients(_parameters_in(module))
-        _label(list(_tensors_in(arguments)), Category.INPUTS)
+        _label(list(tensors_in(arguments)), Category.INPUTS)
         self._labelling_ns += time.perf_counter_ns() - begin
 
     def _meet(self, root: Any) -> None:
@@ -197,7 +197,7 @@ class Sites:
     def _label_state(self, optimizer: Any) -> None:
         tensors, numbers = [], []
         for parameter, state in optimizer.state.items():
-            for tensor in _tensors_in(state):
+            for tensor in tensors_in(state):
                 tensors.append(tensor)
                 numbers.append(self._numbers.get(id(parameter), 0))
         _label(tensors, Category.OPTIMIZER_STATE, numbers)
@@ -274,16 +274,16 @@ def _fake_class() -> type | None:
     return getattr(imported, "FakeTensor", None)
 
 
-def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
+def tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
     """The tensors in a tensor, list, tuple or dict."""
     torch = sys.modules["torch"]
     if isinstance(value, torch.Tensor):
         yield value
     elif depth < 4 and isinstance(value, (list, tuple)):
         for each in value:
-            yield from _tensors_in(each, depth + 1)
+            yield from tensors_in(each, depth + 1)
     elif depth < 4 and isinstance(value, dict):
-        yield from _tensors_in(list(value.values()), depth + 1)
+        yield from tensors_in(list(value.values()), depth + 1)
 
 
 def _let_go_in_child() -> None:

@@ -37,10 +37,10 @@ from memplan.core.problem import FREE, Problem
 from memplan.core.verify import verify_offsets
 from memplan.errors import EnvironmentUnfitError, NoPlanError, UsageError
 from memplan.limits import MAX_TOTAL_BYTES
-from memplan.solving import cbc
+from memplan.solving import offsets_program
 from memplan.solving.anytime import Search
 from memplan.solving.bestfit import best_of_six, settle
-from memplan.solving.cbc import Found, Model
+from memplan.solving.offsets_program import Found, Model
 from memplan.solving.options import DEFAULTS, Options, Progress
 from memplan.solving.placing import lifetimes, spans
 
@@ -117,7 +117,7 @@ def _ask_solver(
             return search.bound, "no time was left for a solver"
         options = replace(options, time_limit=left)
     try:
-        found = cbc.run(model, options)
+        found = offsets_program.run(model, options)
     except EnvironmentUnfitError as error:
         return search.bound, f"heuristics alone, for there is no solver: {error}"
     if found.offsets is not None:

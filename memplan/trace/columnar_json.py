@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
@@ -64,14 +65,14 @@ def read_json(source: Input) -> Trace:
 
 
 def _trace(path: PathLike, value: object) -> Trace:
-    info, stacks = from_metadata(path, value)
+    about = from_metadata(path, value)
     assert isinstance(value, dict)  # from_metadata refuses anything else
     columns = value.get("columns")
     if not isinstance(columns, dict):
         raise FormatError(path, "there is no object named columns")
     events = _events(path, columns)
-    check_events(path, events, len(stacks))
-    return Trace(events, stacks, info)
+    check_events(path, events, len(about.stacks))
+    return replace(about, events=events)
 
 
 def _write_text(

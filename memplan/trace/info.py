@@ -3,7 +3,7 @@
 Stacks are stored interned: file names and function names once each, frames as
 [file, line, name] indexes, stacks as lists of frame indexes. Where it is known what
 ran there, `origins` has a row [module, operator, phase] for each stack: indexes into
-the names, and the code of a Phase.
+the names, and the code of a Phase. `calls` is there if modules' calls were recorded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from memplan.files import PathLike
 from memplan.formats.strictjson import shown
 from memplan.formats.table import Table, check_version
 from memplan.limits import MAX_INTEGER
+from memplan.trace.calls import calls_from_json
 from memplan.trace.stacks import Frame, Origin, Phase, StackTable
-from memplan.trace.trace import SCHEMA, VERSION, Trace, TraceInfo
+from memplan.trace.trace import SCHEMA, VERSION, Columns, Trace, TraceInfo
 from memplan.version import __version__
 
 MAX_METADATA_BYTES = 256 << 20  # some half a million distinct stacks
@@ -33,6 +34,8 @@ def to_metadata(trace: Trace) -> dict[str, object]:
     entries.update(asdict(trace.info))
     entries["producer"] = trace.info.producer or f"memplan {__version__}"
     entries["stacks_table"] = _stacks_to_json(trace.stacks)
+    if trace.calls is not None:
+        entries["calls"] = trace.calls.to_json()
     return entries
 
 
@@ -41,15 +44,16 @@ def encode_metadata(path: PathLike, trace: Trace) -> bytes:
     _info(path, json.loads(json.dumps(asdict(trace.info))))
     data = json.dumps(to_metadata(trace), separators=(",", ":"))
     if len(data) > MAX_METADATA_BYTES:
-        problem = f"the stack table takes {len(data)} bytes of {MAX_METADATA_BYTES}"
-        raise FormatError(path, problem, "record with fewer stacks")
+        problem = f"the metadata takes {len(data)} bytes of {MAX_METADATA_BYTES}"
+        raise FormatError(path, problem, "record with fewer stacks, or fewer steps")
     return data.encode("ascii")
 
 
-def from_metadata(path: PathLike, value: object) -> tuple[TraceInfo, StackTable]:
-    """What `to_metadata` wrote; entries that are missing take their defaults.
+def from_metadata(path: PathLike, value: object) -> Trace:
+    """What `to_metadata` wrote, as a trace without events.
 
-    Entries this version does not know are ignored. Raises FormatError for another
+    Entries that are missing take their defaults; those that this version does not know
+    are ignored. Raises FormatError for another
     schema, a newer version, or an entry of the wrong type, which it names.
     """
     if not isinstance(value, dict):
@@ -57,7 +61,8 @@ def from_metadata(path: PathLike, value: object) -> tuple[TraceInfo, StackTable]
     _check_schema(path, value)
     stacks = {"stacks_table": value.get("stacks_table", {})}
     table = Table(path, "", stacks, lenient=True).table("stacks_table", frozenset())
-    return _info(path, value), _stacks_from_json(table)
+    calls = calls_from_json(path, value["calls"]) if "calls" in value else None
+    return Trace(Columns.of(), _stacks_from_json(table), _info(path, value), calls)
 
 
 def frame_from_json(path: PathLike, value: object) -> Frame:

@@ -22,6 +22,7 @@ from memplan.files import PathLike, open_input
 from memplan.formats.sniff import MAGIC_OF, Kind
 from memplan.formats.strictjson import Budget, parse
 from memplan.limits import MAX_INTEGER
+from memplan.trace.calls import Calls
 from memplan.trace.check import MAX_EVENTS, EventCheck
 from memplan.trace.info import frame_from_json, from_metadata, origin_from_json
 from memplan.trace.lives import OpenBlocks, Summary
@@ -64,9 +65,9 @@ class _StopReading(Exception):  # noqa: N818 - reads as what it does
 class Journal:
     """A journal, as far as it is whole.
 
-    stacks: of all its sound blocks. summary: of the events that `pieces` gave so far.
-    kept: bytes of the file up to the first block that is not sound. reason: why
-    reading stopped there; "" if it came to the end.
+    stacks: of all its sound blocks. calls: of modules, if it has them. summary: of the
+    events that `pieces` gave so far. kept: bytes of the file up to the first block that
+    is not sound. reason: why reading stopped there; "" if it came to the end.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -88,6 +89,7 @@ class Journal:
         self._metadata: dict[str, Any] = {}
         self._begun = TraceInfo(complete=False)
         self._ended: TraceInfo | None = None
+        self.calls: Calls | None = None
         self._stacks: list[Stack] = []
         self._origins: list[Origin] = []
         self._frames: dict[Frame, Frame] = {}  # each one once
@@ -176,17 +178,18 @@ class Journal:
         try:
             if kind == METADATA:
                 self._metadata = self._object(payload)
-                begun, stacks = from_metadata(self.path, self._metadata)
-                self._begun = replace(begun, complete=False)
-                self._stacks += stacks
-                self._origins += map(stacks.origin, range(len(stacks)))
+                begun = from_metadata(self.path, self._metadata)
+                self._begun = replace(begun.info, complete=False)
+                self._stacks += begun.stacks
+                self._origins += map(begun.stacks.origin, range(len(begun.stacks)))
             elif kind == EVENTS:
                 self._look_at_events(payload, at)
             elif kind == STACKS:
                 self._take_stacks(payload)
             else:
                 entries = _merged(self._metadata, self._object(payload))
-                self._ended = from_metadata(self.path, entries)[0]
+                ended = from_metadata(self.path, entries)
+                self._ended, self.calls = ended.info, ended.calls
         except FormatError as error:
             if kind == METADATA:  # without it nothing can be said of the rest
                 raise

@@ -8,6 +8,7 @@ metadata and the stack table as JSON. Both ways a group of rows at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
@@ -136,7 +137,7 @@ def read_parquet(source: Input, columns: Collection[str] | None = None) -> Trace
         as_format_errors(path := input_.path, pa.ArrowException),
         pq.ParquetFile(stream := input_.stream, **_LIMITS) as file,
     ):
-        info, stacks = from_metadata(path, _metadata(path, file))
+        about = from_metadata(path, _metadata(path, file))
         rows = _check_shape(path, file, input_.size)
         wanted = Columns.DTYPES.keys() if columns is None else columns
         kept = {
@@ -144,7 +145,7 @@ def read_parquet(source: Input, columns: Collection[str] | None = None) -> Trace
             for name in Columns.DTYPES
             if name in wanted
         }
-        check = EventCheck(len(stacks))
+        check = EventCheck(len(about.stacks))
         for events in _pieces(path, _read(stream, file.metadata)):
             begin = check.rows
             if fault := check.fault(events):
@@ -158,7 +159,7 @@ def read_parquet(source: Input, columns: Collection[str] | None = None) -> Trace
         if check.rows != rows:
             raise FormatError(path, f"it claims {rows} rows, and holds {check.rows}")
     arrays = {name: column.values() for name, column in kept.items()}
-    return Trace(Columns.of(**arrays), stacks, info)
+    return replace(about, events=Columns.of(**arrays))
 
 
 class _Kept:

@@ -82,17 +82,20 @@ def recover_journal(
         whole = found.complete and not dropped and not journal.reason
         return replace(found, dropped_events=dropped, complete=whole)
 
+    def trace_of(events: Columns) -> Trace:
+        return Trace(events, journal.stacks, info(), journal.calls)
+
     if os.fspath(path).endswith(".parquet"):
         from memplan.trace.parquet import write_pieces
 
         write_pieces(
             path,
             journal.pieces(device),
-            lambda: encode_metadata(path, Trace(Columns.of(), journal.stacks, info())),
+            lambda: encode_metadata(path, trace_of(Columns.of())),
         )
     else:
         events = Columns.joined([Columns.of(), *_few(path, journal.pieces(device))])
-        write_trace(Trace(events, journal.stacks, info()), path)
+        write_trace(trace_of(events), path)
     return Recovered(info(), journal.summary, journal.lost, journal.reason)
 
 

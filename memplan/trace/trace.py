@@ -14,6 +14,7 @@ from memplan.arrays import Int64Array
 from memplan.core.plan import Program, RunStats
 from memplan.errors import InputError
 from memplan.text import facts_html, printable
+from memplan.trace.calls import Calls
 from memplan.trace.stacks import NO_STACK, Frame, StackTable
 
 if TYPE_CHECKING:
@@ -179,11 +180,15 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The events of one run."""
+    """The events of one run.
+
+    calls: of its modules, if they were recorded.
+    """
 
     events: Columns
     stacks: StackTable = field(default_factory=StackTable)
     info: TraceInfo = field(default_factory=TraceInfo)
+    calls: Calls | None = None
 
     def __len__(self) -> int:
         return len(self.events)

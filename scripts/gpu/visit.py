@@ -2,10 +2,11 @@
 
     tests     tests/gpu, the soak, what programs ask of torch.cuda, compute-sanitizer
     programs  scripts/gpu/programs.py, each natively and under the plan of a recording
+    budgets   programs that train, with modules computed again for less memory
     estimate  peaks that `record --device fake:cuda` predicts beside real ones
     times     requests and training steps: alone on the GPU, after all others
 
-The first three run side by side. Nothing is fetched and nothing installed. memplan is
+The first four run side by side. Nothing is fetched and nothing installed. memplan is
 built in place with what the interpreter has (scikit-build-core, nanobind, CMake, ninja,
 a C++20 compiler), unless --built says that it is there. A step that fails or hangs
 stops no other. OUT gets log.txt and figures.jsonl. Ends with 1 unless every step
@@ -37,7 +38,7 @@ SETTING = "PYTORCH_CUDA_ALLOC_CONF"
 SAID = re.compile(r"^cuda (\{.*\})$", re.MULTILINE)
 MIB = 1 << 20
 MEMPLAN = (sys.executable, "-m", "memplan")
-PARTS = ("tests", "programs", "estimate", "times")
+PARTS = ("tests", "programs", "budgets", "estimate", "times")
 RECORDED, RUN = "12", "40"  # steps
 RUNS = ("native", "expandable", "memplan", "fixed")
 ROUNDS = 3  # of what is timed
@@ -306,6 +307,68 @@ def summarise(visit: Visit) -> None:
         )
 
 
+# ---- training under a budget
+
+TRAINED = (
+    *("language_model", "image_classifier", "segmentation", "mixed_precision"),
+    *("scaled_gradients", "accumulated_and_clipped", "adversarial", "recurrent"),
+    *("gradient_penalty", "distilled", "recomputed_activations", "sharpness_aware"),
+    *("evaluated_in_between", "weights_in_half", "contrastive_with_queue", "compiled"),
+    *("distributed", "mixture", "only_the_last_layers", "averaged_late"),
+)
+BUDGETS = ("100%", "85%", "70%", "min")  # of the recorded peak
+
+
+def budgets(visit: Visit, names: Sequence[str]) -> Iterator[Callable[[], None]]:
+    for name in names:
+        yield lambda name=name: budgeted(visit, name)  # type: ignore[misc]
+
+
+def budgeted(visit: Visit, name: str) -> None:
+    """One program: what it prints, its peak, the promised one, and time of a step."""
+    at = visit.folder / f"budget-{name}"
+    at.mkdir()
+    program = (GPU / "programs.py", name)
+    steps = ("--steps", RECORDED, *visit.arguments)
+    native = visit.run(f"{name}: native", (sys.executable, *program, *steps), at=at)
+    record = (*MEMPLAN, "record", "-q", "--device", "cuda", "--activations")
+    recorded = visit.run(
+        f"{name}: record", [*record, "-o", "t.parquet", *program, *steps], at=at
+    )
+    visit.tell(budget=name, same_recorded=recorded.stdout == native.stdout)
+    for budget in BUDGETS:
+        figures: dict[str, object] = {"budget": name, "asked": budget}
+        solve = (*MEMPLAN, "solve", "t.parquet", "--budget", budget, "--json")
+        quick = ("--method", "bestfit", "--force", "-o", "p.json")
+        try:
+            solved = visit.run(f"{name}: solve {budget}", (*solve, *quick), 120, at=at)
+        except StepError as refusal:
+            visit.tell(**figures, refused=str(refusal)[-300:])
+            continue
+        found = json.loads(solved.stdout)["budget"]
+        apply = (*MEMPLAN, "apply", "--force", "--report", "r.json", "p.json")
+        try:
+            done = visit.run(f"{name}: {budget}", (*apply, *program, *steps), at=at)
+        except StepError as failure:
+            visit.tell(**figures, failed=str(failure)[-300:])
+            continue
+        report = json.loads((at / "r.json").read_text())
+        memory = next(iter(report["device_memory"].values()))
+        again = report["recompute"] or {"recomputations": 0}
+        visit.tell(
+            **figures,
+            same=done.stdout == native.stdout,
+            units=len(found["units"]),
+            again=found["again"],
+            calls=again["recomputations"],
+            budget_mib=found["budget"] / MIB,
+            promised=found["predicted_bytes"] / MIB,
+            allocated=memory["allocated_peak"] / MIB,
+            reserved=memory["reserved_peak"] / MIB,
+            milliseconds=report["device_seconds"]["median"] * 1e3,
+        )
+
+
 # ---- what a simulated GPU predicts
 
 
@@ -446,6 +509,7 @@ def main() -> int:
         work += tests(visit) if "tests" in args.parts else ()
         work += estimate(visit) if "estimate" in args.parts else ()
         work += programs(visit, names) if "programs" in args.parts else ()
+        work += budgets(visit, args.only or TRAINED) if "budgets" in args.parts else ()
         with ThreadPoolExecutor(args.jobs) as pool:
             list(pool.map(visit.attempt, work))
         if "programs" in args.parts:

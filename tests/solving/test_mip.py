@@ -22,7 +22,7 @@ from memplan.core.plan import Plan
 from memplan.core.problem import Gaps, Problem
 from memplan.core.verify import verify, verify_offsets
 from memplan.errors import InfeasibleError, NoPlanError, UsageError
-from memplan.solving import cbc, mip
+from memplan.solving import mip, offsets_program
 from memplan.solving.bestfit import best_of_six
 from memplan.solving.methods import solve_problem
 from memplan.solving.options import MIP_SOLVERS, Options
@@ -44,7 +44,7 @@ ASKEW = Problem.of([0, 0, 0], [1, 1, 1], [1, 1, 1], alignment=[4, 4, 1])
 def asked(problem: Problem, solver: str, **options: float) -> tuple[int, int]:
     """Peak and bound in bytes from the solver alone, begun from the worst plan."""
     program = mip.build(problem, stacked(problem), lower_bound(problem))
-    found = cbc.run(program, Options(mip_solver=solver, **options))  # type: ignore[arg-type]
+    found = offsets_program.run(program, Options(mip_solver=solver, **options))  # type: ignore[arg-type]
     assert found.offsets is not None
     offsets = mip.restack(problem, program, found.offsets)
     peak = int((offsets + problem.size).max())
@@ -100,7 +100,7 @@ def test_a_time_limit_is_no_proof(solver: str) -> None:
     """A known optimum, too hard to find: the bound stays below, the peak above."""
     problem = puzzle(60, height=100_000)
     program = mip.build(problem, stacked(problem), lower_bound(problem))
-    found = cbc.run(program, Options(mip_solver=solver, time_limit=0.5))
+    found = offsets_program.run(program, Options(mip_solver=solver, time_limit=0.5))
     assert mip.proved_bytes(program, found) <= 100_000
     if found.offsets is not None:  # it may have had to be killed
         assert problem.peak(mip.restack(problem, program, found.offsets)) > 100_000
@@ -214,12 +214,12 @@ def test_writing_the_model_takes_of_the_time(
 ) -> None:
     program = mip.build(ASKEW, stacked(ASKEW), 3)
     path = tmp_path / "model.mps"
-    assert cbc.write_mps(program, path, time.perf_counter()) is None
+    assert offsets_program.write_mps(program, path, time.perf_counter()) is None
     assert not path.exists()
-    names = cbc.write_mps(program, path, math.inf)
+    names = offsets_program.write_mps(program, path, math.inf)
     assert names == ["u", "x0", "x1", "x2", "z0_2", "z1_2"]
-    monkeypatch.setattr(cbc, "write_mps", lambda *_: None)
-    found = cbc.run(program, Options(time_limit=9.0))
+    monkeypatch.setattr(offsets_program, "write_mps", lambda *_: None)
+    found = offsets_program.run(program, Options(time_limit=9.0))
     assert (found.status, found.offsets) == (
         "no time was left to write the model",
         None,
@@ -247,12 +247,12 @@ def test_no_solver_outlives_its_caller(tmp_path: Path, number: signal.Signals) -
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "from puzzles import puzzle\n"
         "from exact_oracle import stacked\n"
-        "from memplan.solving import cbc, mip\n"
+        "from memplan.solving import mip, offsets_program\n"
         "from memplan.solving.options import Options\n"
         "problem = puzzle(60, height=100_000)\n"
         "program = mip.build(problem, stacked(problem), 0)\n"
         "print('ready', flush=True)\n"
-        "cbc.run(program, Options(time_limit=600.0))\n"
+        "offsets_program.run(program, Options(time_limit=600.0))\n"
     )
     paths = os.pathsep.join(map(str, (Path(__file__).parent, ROOT)))
     caller = subprocess.Popen(

@@ -1,0 +1,455 @@
+"""Runs a program so that some modules compute their activations again.
+
+A unit's forward call goes through `torch.utils.checkpoint`: autograd keeps its inputs
+only, and the call is made again in the backward pass. Units may lie within units.
+Modules, their attributes and their `state_dict` stay as they are.
+
+Where torch would compute something else the second time, this keeps it the same:
+buffers that the forward changes are cloned for the second call (batch norm does not
+read what it writes: its statistics are cloned only then), and modules are put in the
+mode, training or not, that they had in the first. What cannot be kept the same raises:
+parameters that were changed between the two calls, and buffers that the recording did
+not see changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memplan.core.plan import Plan
+from memplan.core.recompute import Recomputation, Unit
+from memplan.errors import InputError
+from memplan.recording.activations import (
+    Caller,
+    CallWrapper,
+    is_sequence,
+    kind_of,
+    root_of,
+)
+from memplan.recording.boundary import named_parts
+
+NO_LIMIT = sys.maxsize
+
+
+@dataclass(frozen=True)
+class RecomputeReport:
+    """How often, and for how long in all, `units` were computed again: seconds of wall
+    time of this process's threads. budget, predicted: the plan's, bytes; bound: units
+    whose modules were found in the program."""
+
+    units: int
+    bound: int
+    recomputations: int
+    seconds: float
+    budget: int
+    predicted: int
+
+
+class Recompute:
+    """Computes the units of a plan again, from `start` to `stop`."""
+
+    def __init__(self, part: Recomputation, name: str) -> None:
+        """name: of the plan, in messages."""
+        self._part, self._name = part, name
+        self._wrapper = CallWrapper(self._call)
+        self._local = _Local()
+        # By the id of a module, which Python may reuse: the module, and what it is.
+        self._known: dict[int, tuple[Any, _Role | None]] = {}
+        self._roots: list[Any] = [None] * len(part.roots)  # weak references
+        self._counts = _Counts()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin, after all else that watches modules."""
+        self._wrapper.start()
+
+    def stop(self) -> None:
+        """Make no more calls in this way; those that were made so are made again all
+        the same."""
+        self._wrapper.stop()
+
+    def report(self) -> RecomputeReport:
+        """How it went so far."""
+        roles = [each for _, each in self._known.values() if each is not None]
+        return RecomputeReport(
+            len(self._part.units),
+            sum(each.units for each in roles),
+            self._counts.times,
+            self._counts.seconds,
+            self._part.budget,
+            self._part.predicted,
+        )
+
+    def _call(self, call: Caller, module: Any, args: Any, kwargs: Any) -> Any:
+        local = self._local
+        import torch
+
+        if not self._wrapper.running or torch.compiler.is_compiling():
+            return call(module, *args, **kwargs)
+        known = self._known.get(id(module))
+        if known is None or known[0]() is not module:
+            self._meet(module)
+            known = self._known[id(module)]
+        if not torch.is_grad_enabled():
+            return call(module, *args, **kwargs)
+        sequence, local.sequence = local.sequence, None
+        try:
+            if sequence is not None:
+                return self._in_sequence(sequence, call, module, args, kwargs)
+            return self._child(call, module, args, kwargs)
+        finally:
+            local.sequence = sequence
+
+    def _in_sequence(
+        self, running: _Running, call: Caller, module: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """A child of a Sequential of which runs are computed again."""
+        at, running.at = running.at, running.at + 1
+        if at < running.done:  # the run's first call made this one, too
+            return args[0]
+        bound = running.sequence.longest(at, NO_LIMIT)
+        if bound is None:
+            return self._child(call, module, args, kwargs)
+        running.done = bound.unit.last
+        return self._run(running.sequence, bound, call, args[0])
+
+    def _child(self, call: Caller, module: Any, args: Any, kwargs: Any) -> Any:
+        """A child that is in no run: it may be a unit of its own, or a Sequential."""
+        known = self._known.get(id(module))
+        what = None if known is None or known[0]() is not module else known[1]
+        if what is None:
+            return call(module, *args, **kwargs)
+        own = call
+        if what.sequence is not None:
+            own = functools.partial(self._through_sequence, call, what.sequence)
+        if what.bound is None:
+            return own(module, *args, **kwargs)
+        return self._unit(what.bound, own, module, args, kwargs)
+
+    def _through_sequence(
+        self, call: Caller, sequence: _Sequence, module: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        before, self._local.sequence = self._local.sequence, _Running(sequence)
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            self._local.sequence = before
+
+    def _run(self, sequence: _Sequence, bound: _Bound, call: Caller, value: Any) -> Any:
+        """A run of children as one unit; shorter ones lie within it."""
+        first, last = bound.unit.first, bound.unit.last
+        children = [ref() for ref in bound.children]
+
+        def through(_: Any, value: Any) -> Any:
+            at = first
+            while at < last:
+                inner = sequence.longest(at, last - at - (at == first))
+                if inner is None or inner.unit.last > last:
+                    value = self._child(call, children[at - first], (value,), {})
+                    at += 1
+                else:
+                    value = self._run(sequence, inner, call, value)
+                    at = inner.unit.last
+            return value
+
+        return self._unit(bound, through, children[0], (value,), {})
+
+    def _unit(
+        self, bound: _Bound, call: Caller, module: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """The call of a unit, of which autograd keeps the inputs only."""
+        from torch.utils import _pytree as pytree
+        from torch.utils.checkpoint import checkpoint
+
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        # What is one object in the first call is one in the second: torch's attention
+        # goes another way for a query that is not its key.
+        places: dict[int, int] = {}
+        which = [places.setdefault(id(leaf), len(places)) for leaf in leaves]
+        once = list({id(leaf): leaf for leaf in leaves}.values())
+
+        def forward(*values: Any) -> Any:
+            again = [values[place] for place in which]
+            given, named = pytree.tree_unflatten(again, structure)
+            return call(module, *given, **named)
+
+        made = _Made(bound, self._counts)
+        return checkpoint(
+            forward,
+            *once,
+            use_reentrant=False,
+            preserve_rng_state=bound.unit.random,
+            context_fn=lambda: (made.first(), _Again(made)),
+        )
+
+    def _meet(self, module: Any) -> None:
+        """Find the units in a module that was not called before, and in its parts."""
+        with self._lock:
+            wanted = [i for i, root in enumerate(self._part.roots) if self._free(i)]
+            kinds = {self._part.roots[i].kind for i in wanted}
+            found = root_of(module) if kind_of(module) in kinds else None
+            for i in wanted:
+                if found is not None and found == self._part.roots[i]:
+                    self._roots[i] = weakref.ref(module)
+                    self._bind(i, module)
+                    return
+            roots = {unit.root for unit in self._part.units} & set(wanted)
+            plain = type(module).__module__.startswith("torch.")  # there may be many
+            if (
+                found is not None
+                and not plain
+                and any(self._part.roots[i].kind == found.kind for i in roots)
+            ):
+                raise InputError(
+                    f"{self._name} was made for another {found.kind}: modules, their "
+                    "names or the shapes of their parameters differ; record the "
+                    "program again"
+                )
+            self._known[id(module)] = weakref.ref(module), None
+
+    def _free(self, root: int) -> bool:
+        """Whether no module stands for a root, or that module is gone."""
+        return self._roots[root] is None or self._roots[root]() is None
+
+    def _bind(self, root: int, module: Any) -> None:
+        parts = dict(named_parts(module))
+        for part in parts.values():
+            known = self._known.get(id(part))
+            if known is None or known[0]() is not part:
+                self._known[id(part)] = weakref.ref(part), None
+        for unit in self._part.units:
+            if unit.root != root:
+                continue
+            part = parts.get(unit.path)
+            children = [] if part is None else list(part._modules.values())
+            if part is None or unit.last > len(children):
+                raise InputError(
+                    f"{self._name} names {unit.name}, which this {kind_of(module)} "
+                    "lacks; record the program again"
+                )
+            own = children[unit.first : unit.last] if unit.last else [part]
+            bound = _Bound.of(unit, part, own)
+            role = self._known[id(part)][1] or _Role()
+            self._known[id(part)] = weakref.ref(part), role
+            if not unit.last:
+                role.bound = bound
+                continue
+            if not is_sequence(part):
+                raise InputError(
+                    f"{self._name} names {unit.name}, and that is no longer a plain "
+                    "Sequential; record the program again"
+                )
+            role.sequence = role.sequence or _Sequence()
+            role.sequence.runs.append(bound)
+
+
+def recompute_of(plan: Plan, name: str) -> Recompute | None:
+    """What computes the plan's units again; None for a plan without any."""
+    part = plan.recompute
+    return None if part is None or not part.units else Recompute(part, name)
+
+
+class _Local(threading.local):
+    """Of a thread: the Sequential whose children are called next."""
+
+    def __init__(self) -> None:
+        self.sequence: _Running | None = None
+
+
+@dataclass
+class _Counts:
+    times: int = 0
+    seconds: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, seconds: float) -> None:
+        with self.lock:
+            self.times += 1
+            self.seconds += seconds
+
+
+@dataclass
+class _Sequence:
+    """A Sequential of which runs of children are computed again."""
+
+    runs: list[_Bound] = field(default_factory=list)
+
+    def longest(self, first: int, most: int) -> _Bound | None:
+        """The longest run from child `first` on, of at most `most` children."""
+        found = [
+            run
+            for run in self.runs
+            if run.unit.first == first and run.unit.last - first <= most
+        ]
+        return max(found, key=lambda run: run.unit.last, default=None)
+
+
+@dataclass
+class _Role:
+    """What a module is in a plan: a unit, a Sequential with runs, or both."""
+
+    bound: _Bound | None = None
+    sequence: _Sequence | None = None
+
+    @property
+    def units(self) -> int:
+        """How many units it stands for."""
+        runs = 0 if self.sequence is None else len(self.sequence.runs)
+        return runs + (self.bound is not None)
+
+
+@dataclass
+class _Running:
+    """A call of a Sequential: the child to be called next, and the one up to which the
+    calls are made."""
+
+    sequence: _Sequence
+    at: int = 0
+    done: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """A unit and what it is in this program, by weak references. parts: its modules;
+    written: owner, name and path of each buffer that its call changes."""
+
+    unit: Unit
+    children: tuple[Any, ...]
+    parts: tuple[Any, ...]
+    written: tuple[tuple[Any, str], ...]
+
+    @classmethod
+    def of(cls, unit: Unit, module: Any, children: Sequence[Any]) -> _Bound:
+        parts = {id(each): each for child in children for _, each in named_parts(child)}
+        named = dict(named_parts(module))
+        written = []
+        for path in unit.written:
+            owner, _, name = path.rpartition(".")
+            if owner in named and name in named[owner]._buffers:
+                written.append((weakref.ref(named[owner]), name))
+        return cls(
+            unit,
+            tuple(map(weakref.ref, children)),
+            tuple(map(weakref.ref, parts.values())),
+            tuple(written),
+        )
+
+    def modules(self) -> Iterator[Any]:
+        """Its modules that are still there."""
+        for ref in self.parts:
+            if (module := ref()) is not None:
+                yield module
+
+
+class _Again:
+    """The context `_Made.again`, entered for each backward pass of a graph."""
+
+    def __init__(self, made: _Made) -> None:
+        self._made = made
+        self._open: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._open.append(self._made.again())
+        self._open[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._open.pop().__exit__(*error)
+
+
+class _Made:
+    """One call of a unit: what it found, so that it finds the same the second time."""
+
+    def __init__(self, bound: _Bound, counts: _Counts) -> None:
+        self._bound, self._counts = bound, counts
+        self._before: list[tuple[Any, str, Any]] = []
+        self._training: list[bool] = []
+        self._versions: list[int] = []
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        """Around the call itself."""
+        import torch
+        from torch.nn.modules.batchnorm import _NormBase
+
+        with torch.no_grad():
+            for ref, name in self._bound.written:
+                owner = ref()
+                value = None if owner is None else owner._buffers.get(name)
+                if value is not None:
+                    read = not isinstance(owner, _NormBase)
+                    self._before.append((ref, name, value.clone() if read else None))
+        modules = list(self._bound.modules())
+        self._training = [module.training for module in modules]
+        seen = _buffer_versions(modules, self._bound.written)
+        yield
+        self._versions = _parameter_versions(modules)
+        if seen != _buffer_versions(modules, self._bound.written):
+            raise RuntimeError(
+                f"memplan: {self._bound.unit.name} changed a buffer in its forward "
+                "call that it did not change while it was recorded, and cannot be "
+                "computed again with the same result; record the program again, or "
+                f"leave it out with --keep {self._bound.unit.path}"
+            )
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Around the same call, when it is made again."""
+        import torch
+
+        modules = list(self._bound.modules())
+        if self._versions != _parameter_versions(modules):
+            raise RuntimeError(
+                f"memplan: parameters of {self._bound.unit.name} were changed between "
+                "its forward call and the backward pass, which needs the call again; "
+                f"leave it out with --keep {self._bound.unit.path}"
+            )
+        begin = time.perf_counter()
+        kept: deque[tuple[Any, str, Any]] = deque()
+        modes = [module.training for module in modules]
+        try:
+            with torch.no_grad():
+                for ref, name, value in self._before:
+                    if (owner := ref()) is not None:
+                        now = owner._buffers.get(name)
+                        kept.append((owner, name, now))
+                        owner._buffers[name] = (now if value is None else value).clone()
+            for module, training in zip(modules, self._training, strict=True):
+                module.training = training
+            yield
+        finally:
+            for owner, name, value in kept:
+                owner._buffers[name] = value
+            for module, training in zip(modules, modes, strict=True):
+                module.training = training
+            self._counts.add(time.perf_counter() - begin)
+
+
+def _buffer_versions(
+    modules: Sequence[Any], without: Sequence[tuple[Any, str]]
+) -> list[tuple[int, int]]:
+    """Identity and version of each buffer, except those named."""
+    left_out = {(id(ref()), name) for ref, name in without}
+    return [
+        (id(value), value._version)
+        for module in modules
+        for name, value in module._buffers.items()
+        if value is not None and (id(module), name) not in left_out
+    ]
+
+
+def _parameter_versions(modules: Sequence[Any]) -> list[int]:
+    return [
+        value._version
+        for module in modules
+        for value in module._parameters.values()
+        if value is not None
+    ]

@@ -1,0 +1,188 @@
+"""The trace as it would be if some units were computed again.
+
+What a unit alone keeps is freed at the end of its call; where the backward pass first
+needs it, the call's requests are made again, up to the last that autograd saves. What
+comes out is a trace with calls as before, so that a unit around those can be computed
+again as well: its second call then makes theirs again, too.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from memplan.arrays import Int64Array
+from memplan.budgeting.step import NEVER, NONE, Passed, Recorded
+from memplan.budgeting.units import Span
+from memplan.trace.lives import lives_of
+from memplan.trace.trace import Action, Columns
+
+_UNIT = 64  # bytes that made-up addresses are multiples of
+
+
+class _At(enum.IntEnum):
+    """Where a new event stands before a row: in the call that ends there, in the
+    backward pass, in the call that begins there."""
+
+    END = -3
+    NEEDED = -2
+    BEGIN = -1
+
+
+_KEYS = 4  # of a row
+
+
+def remade(recorded: Recorded, spans: Sequence[Span]) -> Recorded:
+    """`recorded` with the calls in `spans`, of which none lies in another, made
+    again."""
+    draft = _Draft(recorded)
+    for span in spans:
+        draft.remake(span)
+    events, key = draft.events()
+    trace = replace(recorded.trace, events=events)
+    lives = lives_of(trace)
+
+    def rows(at: Int64Array, where: int) -> Int64Array:
+        known = at != NEVER
+        found = np.full(len(at), NEVER, dtype=np.int64)
+        found[known] = np.searchsorted(key, at[known] * _KEYS + where)
+        return found
+
+    # Of each allocation, the one that it is now; and last of none.
+    row = np.searchsorted(key, recorded.lives.row * _KEYS)
+    now = np.append(np.searchsorted(lives.row, row), NONE).astype(np.int64)
+    gone = np.zeros(len(recorded.saver), dtype=np.bool_)
+    more: list[tuple[int, int, int, int]] = []
+    for span in spans:
+        gone |= recorded.saved_in(*span.calls)
+        begin = int(np.searchsorted(key, span.begin * _KEYS + _At.BEGIN))
+        needed = int(np.searchsorted(key, span.needed * _KEYS + _At.NEEDED))
+        held = now[recorded.inputs.of(span.calls[0])].tolist() or [NONE]
+        more += [(span.calls[0], begin, needed, buffer) for buffer in held]
+    saver, packed, unpacked, buffer = np.array(more, np.int64).reshape(-1, 4).T
+    kept = ~gone
+    return replace(
+        recorded,
+        trace=trace,
+        lives=lives,
+        begin=rows(recorded.begin, _At.BEGIN),
+        end=rows(recorded.end, _At.NEEDED),
+        saver=np.append(recorded.saver[kept], saver),
+        packed=np.append(rows(recorded.packed[kept], _At.END), packed),
+        unpacked=np.append(rows(recorded.unpacked[kept], _At.NEEDED), unpacked),
+        buffer=np.append(now[recorded.buffer[kept]], buffer),
+        inputs=Passed(recorded.inputs.call, now[recorded.inputs.buffer]),
+        outputs=Passed(recorded.outputs.call, now[recorded.outputs.buffer]),
+    )
+
+
+@dataclass
+class _Draft:
+    """Events to be: those of a trace, some changed, and more between them."""
+
+    recorded: Recorded
+    key: list[int] = field(default_factory=list)  # where each new one goes
+    # Of the new ones: action, address, the row of one that is like it, bytes.
+    row: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        before = self.recorded.trace.events
+        self.address = before.address.copy()
+        top = int((self.address + before.size.astype(np.uint64)).max(initial=0))
+        self._next = -(-top // _UNIT) * _UNIT
+
+    def place(self, size: int) -> int:
+        """An address that no other block ever has."""
+        found = self._next
+        self._next += -(-max(size, 1) // _UNIT) * _UNIT
+        return found
+
+    def add(
+        self, at: int, where: _At, action: Action, address: int, like: int, size: int
+    ) -> None:
+        """An event before row `at`, in all else like that in row `like`."""
+        self.key.append(at * _KEYS + where)
+        self.row.append((int(action), address, like, size))
+
+    def events(self) -> tuple[Columns, Int64Array]:
+        """All of them, in order, and their keys: _KEYS times the row of an old one."""
+        before = replace(self.recorded.trace.events, address=self.address)
+        count = len(before)
+        own = np.arange(count, dtype=np.int64) * _KEYS
+        if not self.row:
+            return before, own
+        table = np.array(self.row, dtype=np.int64)
+        more, keys = before.take(table[:, 2]), np.array(self.key, dtype=np.int64)
+        at = np.minimum(-(-keys // _KEYS), count - 1)
+        more = replace(
+            more,
+            action=table[:, 0].astype(np.uint8),
+            mark=np.zeros(len(keys), dtype=np.uint8),
+            address=table[:, 1].astype(np.uint64),
+            time_ns=before.time_ns[at],
+            size=table[:, 3],
+            requested_size=table[:, 3],
+        )
+        keys = np.append(keys, own)
+        order = np.argsort(keys, kind="stable").astype(np.int64)
+        return Columns.joined([more, before]).take(order), keys[order]
+
+    def remake(self, span: Span) -> None:
+        """Make one call again."""
+        lives = self.recorded.lives
+        begin, stop, needed = span.begin, span.stop, span.needed
+        kept = set(span.kept.tolist())
+        for buffer in span.kept.tolist():
+            row, size = int(lives.row[buffer]), int(lives.size[buffer])
+            old = int(self.address[row])
+            self.add(span.end, _At.END, Action.FREE_COMPLETED, old, row, size)
+        # While the call is made again the generator's present state is kept, too.
+        sizes = (span.state,) * bool(span.state) + span.clones
+        passing = [(self.place(size), size) for size in sizes]
+        like = int(lives.row[0])
+        for place, size in passing:
+            self.add(needed, _At.NEEDED, Action.ALLOC, place, like, size)
+        first, last = np.searchsorted(lives.row, [begin, stop]).tolist()
+        own = range(first, last)
+        again = [(int(lives.row[buffer]), buffer, True) for buffer in own]
+        again += [
+            (min(int(lives.end[buffer]), stop), buffer, False)
+            for buffer in own
+            if buffer not in kept
+        ]
+        places: dict[int, int] = {}
+        for _, buffer, made in sorted(again):
+            row, size = int(lives.row[buffer]), int(lives.size[buffer])
+            if made:
+                places[buffer] = self.place(size)
+            action = Action.ALLOC if made else Action.FREE_COMPLETED
+            self.add(needed, _At.NEEDED, action, places[buffer], row, size)
+        for place, size in passing:
+            self.add(needed, _At.NEEDED, Action.FREE_COMPLETED, place, like, size)
+        for buffer in kept & places.keys():
+            free = int(lives.end[buffer])
+            if free < len(self.address):
+                self.address[free] = places[buffer]
+        # Inputs live until then, and so does the generator's state.
+        for buffer in span.held.tolist():
+            self._postpone(buffer, needed)
+        if span.state:
+            state = self.place(span.state)
+            self.add(begin, _At.BEGIN, Action.ALLOC, state, like, span.state)
+            self.add(needed, _At.NEEDED, Action.FREE_COMPLETED, state, like, span.state)
+
+    def _postpone(self, buffer: int, until: int) -> None:
+        """Let a block live until row `until`: its own free becomes one of nothing."""
+        lives = self.recorded.lives
+        row, free = int(lives.row[buffer]), int(lives.end[buffer])
+        if not free < until < len(self.address):
+            return
+        size = int(lives.size[buffer])
+        # The address may be reused before: the block takes one that is its own.
+        own = self.place(size)
+        self.address[row] = own
+        self.address[free] = self.place(1)
+        self.add(until, _At.NEEDED, Action.FREE_COMPLETED, own, row, size)

@@ -1,0 +1,306 @@
+"""Which parts of a training step can be computed again, what that saves and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from memplan.arrays import Float64Array, Int64Array
+from memplan.budgeting.step import NEVER, NONE, Recorded
+from memplan.core.recompute import Unit
+from memplan.levels import level
+from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
+
+OVERHEAD_NS = 50_000  # of making one call again, beside the call itself
+_KEPT = "it is kept, as you asked"
+STATE_BYTES = 5_056  # of the state of torch's generator on the CPU
+MOST_CHILDREN = 12  # of a Sequential whose runs are all looked at
+_LENGTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # of runs in a longer one
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """One call of a unit, in rows of the trace (see `Recorded`); bytes.
+
+    calls: half-open, of the calls in it. begin, end: its rows. stop: the row after
+    which nothing more is saved: a call that is made again ends there. needed: the first
+    row at which the backward pass needs something of it. kept: allocations that it
+    alone keeps, from `end` to `needed` and beyond. held: inputs that live until
+    `needed` only if it is made again. again: the most bytes alive of what the call
+    allocates when it is made again. clones: bytes of each buffer that is cloned for
+    that. state: bytes of generators' states.
+    """
+
+    calls: tuple[int, int]
+    begin: int
+    end: int
+    stop: int
+    needed: int
+    kept: Int64Array
+    held: Int64Array
+    again: int
+    clones: tuple[int, ...]
+    state: int
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A unit, its calls in the step, and what they cost: nanoseconds, or bytes where
+    the recording has no times. saved: bytes that it keeps, of all calls."""
+
+    unit: Unit
+    spans: tuple[Span, ...]
+    cost: float
+    saved: int
+
+
+@dataclass
+class Candidates:
+    """Those of one step. forward: what all outermost calls cost. excluded: why a module
+    that keeps something is no candidate, by its path. timed: whether costs are
+    times."""
+
+    found: list[Candidate] = field(default_factory=list)
+    excluded: dict[str, str] = field(default_factory=dict)
+    forward: float = 0.0
+    timed: bool = True
+
+
+def candidates(recorded: Recorded, keep: Collection[str] = ()) -> Candidates:
+    """The candidates of the step `recorded.step`.
+
+    keep: paths of modules that are not computed again, nor is anything around or in
+    them.
+    """
+    return _Search(recorded, keep).run()
+
+
+class _Search:
+    def __init__(self, recorded: Recorded, keep: Collection[str]) -> None:
+        self.recorded = recorded
+        self.calls: Calls = recorded.calls
+        self.keep = frozenset(keep)
+        begin, end = recorded.rows
+        at = recorded.begin
+        self.own = np.flatnonzero((at >= begin) & (at < end)).astype(np.int64)
+        self.result = Candidates()
+        self.cost = self._costs()
+
+    def run(self) -> Candidates:
+        calls, result = self.calls, self.result
+        outermost = self.own[calls.parent[self.own] == NO_CALL]
+        trained = [i for i in outermost.tolist() if self.recorded.has(i, Flag.GRAD)]
+        result.forward = float(self.cost[trained].sum())
+        by_module: dict[int, list[int]] = {}
+        for call in self.own.tolist():
+            if self.recorded.has(call, Flag.GRAD):
+                by_module.setdefault(int(calls.module[call]), []).append(call)
+        for number, made in by_module.items():
+            module = calls.modules[number]
+            ranges = [(call, int(self.recorded.inside_end[call])) for call in made]
+            if module.path:
+                unit = Unit(module.root, module.path, 0, 0, module.kind, False, ())
+                self._try(unit, ranges, module)
+            if module.children > 1:
+                self._runs(module, ranges)
+        return result
+
+    def _runs(self, module: Module, ranges: Sequence[tuple[int, int]]) -> None:
+        """Runs of a Sequential's children, but for the whole of it."""
+        children = [self.children(*each) for each in ranges]
+        if any(len(each) != module.children for each in children):
+            return
+        for first, last in runs(module.children):
+            unit = Unit(module.root, module.path, first, last, module.kind, False, ())
+            spans = [
+                (own[first], int(self.recorded.inside_end[own[last - 1]]))
+                for own in children
+            ]
+            self._try(unit, spans, None)
+
+    def children(self, call: int, end: int) -> list[int]:
+        """The calls that a call, which ends before call `end`, makes itself."""
+        found = np.flatnonzero(self.calls.parent[call:end] == call) + call
+        return [int(each) for each in found]
+
+    def _try(
+        self, unit: Unit, ranges: Sequence[tuple[int, int]], module: Module | None
+    ) -> None:
+        """Add the unit to the candidates, or the reason why it is none."""
+        spans = [self.span(*each) for each in ranges]
+        used = [each for each in spans if each.needed < NEVER]
+        saved = sum(self._bytes(each.kept) for each in used)
+        if not saved:
+            return
+        reason = self._obstacle(unit, ranges)
+        if reason:
+            if module is not None:
+                self.result.excluded[unit.name] = reason
+            return
+        cost = sum(float(self.cost[i]) for each in ranges for i in self._top(*each))
+        cost += OVERHEAD_NS * len(used) * self.result.timed
+        at = f"{unit.path}." if unit.path else ""
+        written = (name.removeprefix(at) for name, _ in self._written(ranges))
+        random = any(
+            self.recorded.has(call, Flag.RANDOM)
+            for each in ranges
+            for call in self._top(*each)
+        )
+        unit = replace(unit, random=random, written=tuple(written))
+        self.result.found.append(Candidate(unit, tuple(used), cost, saved))
+
+    def _top(self, first: int, last: int) -> Iterator[int]:
+        """The outermost of some calls."""
+        while first < last:
+            yield first
+            first = int(self.recorded.inside_end[first])
+
+    def _modules_in(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        numbers = [self.calls.module[first:last] for first, last in ranges]
+        found: list[int] = np.unique(np.concatenate(numbers)).tolist()
+        return found
+
+    def _written(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
+        """Path in the root and bytes of each buffer that some calls change."""
+        modules = [self.calls.modules[i] for i in self._modules_in(ranges)]
+        return sorted(
+            (f"{each.path}.{name}", size)
+            for each in modules
+            for name, size in zip(each.written, each.written_bytes, strict=True)
+        )
+
+    def _obstacle(self, unit: Unit, ranges: Sequence[tuple[int, int]]) -> str:
+        """Why it cannot be made again, or is not to be; "" if it can."""
+        around = f"{unit.path}."
+        if any(not p or around.startswith(f"{p}.") for p in self._again_in(unit.root)):
+            return "it lies in a module whose call is made again already"
+        if any(around.startswith(f"{path}.") for path in self.keep):
+            return _KEPT
+        for i in self._modules_in(ranges):
+            each = self.calls.modules[i]
+            obstacle = _KEPT if each.path in self.keep else each.obstacle
+            if obstacle:
+                own = each.path == unit.path
+                return obstacle if own else f"{each.path}: {obstacle}"
+        calls = [call for each in ranges for call in self._top(*each)]
+        if any(self.recorded.has(call, Flag.FOREIGN) for call in calls):
+            return "it draws from Python's or numpy's generator"
+        if any(self.recorded.has(first, Flag.CHANGED) for first, _ in ranges):
+            return "a tensor that it is given is changed in place"
+        return ""
+
+    def _again_in(self, root: int) -> list[str]:
+        """Paths of modules that the program itself computes again."""
+        return [
+            each.path
+            for each in self.calls.modules
+            if each.root == root and each.obstacle == AGAIN
+        ]
+
+    def span(self, first: int, last: int) -> Span:
+        """The Span of calls [first, last), `needed` NEVER if it keeps nothing."""
+        recorded, lives = self.recorded, self.recorded.lives
+        top = list(self._top(first, last))
+        begin, end = int(recorded.begin[first]), int(recorded.end[top[-1]])
+        own = recorded.saved_in(first, last)
+        needed = int(recorded.unpacked[own].min(initial=NEVER))
+        stop = int(recorded.packed[own].max(initial=begin))
+        of_own = recorded.buffer[own & (recorded.buffer != NONE)]
+        held, times = np.unique(of_own, return_counts=True)
+        alone = recorded.times_saved[held] == times
+        born = (lives.row[held] >= begin) & (lives.row[held] < end)
+        kept = held[alone & born & (lives.end[held] >= end)]
+        kept = np.setdiff1d(kept, recorded.outputs.of(top[-1]))
+        kept = kept[lives.end[kept] > needed] if needed < NEVER else kept[:0]
+        inputs = recorded.inputs.of(first)
+        short = inputs[lives.end[inputs] < min(needed, len(lives.events))]
+        random = any(recorded.has(call, Flag.RANDOM) for call in top)
+        on_cpu = recorded.trace.info.device == "cpu"  # the generator's state is
+        state = STATE_BYTES if random and on_cpu else 0
+        clones = tuple(size for _, size in self._written([(first, last)]))
+        return Span(
+            (first, last),
+            begin,
+            end,
+            stop,
+            needed if len(kept) else NEVER,
+            kept.astype(np.int64),
+            short,
+            self._again(begin, stop) + sum(clones) + state,
+            clones,
+            state,
+        )
+
+    def _again(self, begin: int, stop: int) -> int:
+        """The most bytes alive of what rows [begin, stop) allocate."""
+        lives = self.recorded.lives
+        first, last = np.searchsorted(lives.row, [begin, stop]).tolist()
+        if first == last:
+            return 0
+        born, died = lives.row[first:last], lives.end[first:last]
+        upper = np.minimum(died, stop) - begin
+        own = level(born - begin, upper, lives.size[first:last], stop - begin)
+        return int(own.max(initial=0))
+
+    def _bytes(self, buffers: Int64Array) -> int:
+        return int(self.recorded.lives.size[buffers].sum())
+
+    def _costs(self) -> Float64Array:
+        """Of each call: nanoseconds, the least of any step; of the step's calls only,
+        or bytes that it allocates, where there are no times; shape (n,)."""
+        calls, recorded = self.calls, self.recorded
+        if not calls.cost_ns[self.own].any():
+            self.result.timed = False
+            size = np.append(0, np.cumsum(recorded.lives.size))
+            first = np.searchsorted(recorded.lives.row, recorded.begin)
+            last = np.searchsorted(recorded.lives.row, recorded.end)
+            made: Float64Array = (size[last] - size[first]).astype(np.float64)
+            return made
+        step = np.searchsorted(recorded.lives.bounds, recorded.begin, side="right")
+        seen: dict[tuple[int, int], float] = {}
+        count: dict[tuple[int, int], int] = {}
+        place = []
+        for call, module in enumerate(calls.module.tolist()):
+            at = count[int(step[call]), module] = (
+                count.get((int(step[call]), module), -1) + 1
+            )
+            place.append((module, at))
+            least = seen.get((module, at), np.inf)
+            seen[module, at] = min(least, float(calls.cost_ns[call]))
+        return np.array([seen[each] for each in place], dtype=np.float64)
+
+
+def spans_of(recorded: Recorded, units: Collection[Unit]) -> list[Span]:
+    """All calls of some units, in whichever step, that are needed again."""
+    search = _Search(recorded, ())
+    wanted = {(each.root, each.path, each.first, each.last): each for each in units}
+    found = []
+    for call, number in enumerate(recorded.calls.module.tolist()):
+        if not recorded.has(call, Flag.GRAD):
+            continue
+        module = recorded.calls.modules[number]
+        last = int(recorded.inside_end[call])
+        for root, path, first, end in wanted:
+            if (root, path) != (module.root, module.path):
+                continue
+            span = (call, last)
+            if end:
+                own = search.children(call, last)
+                if len(own) != module.children:
+                    continue
+                span = own[first], int(recorded.inside_end[own[end - 1]])
+            made = search.span(*span)
+            if made.needed < NEVER:
+                found.append(made)
+    return found
+
+
+def runs(children: int) -> Iterator[tuple[int, int]]:
+    """Runs [first, last) of two children or more, without the run of all."""
+    lengths = range(2, children) if children <= MOST_CHILDREN else _LENGTHS
+    for length in lengths:
+        if length < children:
+            for first in range(children - length + 1):
+                yield first, first + length

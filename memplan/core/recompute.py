@@ -1,0 +1,84 @@
+"""What a training step computes again in its backward pass, so that it fits a budget.
+
+A *unit* is a module, or a run of the children of a `torch.nn.Sequential`. Autograd
+keeps none of the tensors that a unit's forward call saves; the call is made again when
+the backward pass first needs one of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from memplan.formats.table import Table
+
+
+@dataclass(frozen=True)
+class Root:
+    """An outermost module: its class, and a hash (hex) of its modules' names, classes
+    and the shapes of their parameters."""
+
+    kind: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One unit of a Recomputation.
+
+    root: index into `roots`. path: of the module in its root. first, last: of a run,
+    the children [first, last) of the `torch.nn.Sequential` at `path`; both 0 for a
+    module. kind: class name. random: its forward draws from torch's generators, whose
+    states must be kept. written: buffers that its forward changes, by their paths in
+    the unit's module.
+    """
+
+    root: int
+    path: str
+    first: int
+    last: int
+    kind: str
+    random: bool
+    written: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """As people read it: "blocks.3", "layer1.0 to layer1.2"."""
+        if not self.last:
+            return self.path
+        at = f"{self.path}." if self.path else ""
+        return f"{at}{self.first} to {at}{self.last - 1}"
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """What is computed again, and what it was chosen for; bytes of live tensors.
+
+    budget: the most that may be live. predicted: the peak that is expected; eager: the
+    recorded one, with nothing computed again. again_milli: thousandths of the step's
+    forward time that is spent again, as the recording had it. proved: no choice of
+    units within the budget takes less of that time, by the model of
+    `memplan.budgeting`.
+    """
+
+    budget: int
+    predicted: int
+    eager: int
+    again_milli: int
+    proved: bool
+    roots: tuple[Root, ...]
+    units: tuple[Unit, ...]
+
+
+KEYS = frozenset(each.name for each in fields(Recomputation))
+
+
+def recomputation_from(table: Table) -> Recomputation:
+    """The Recomputation in a plan file. Raises FormatError naming the field."""
+    found = table.build(Recomputation)
+    for i, unit in enumerate(found.units):
+        at = f"units[{i}]"
+        if unit.root >= len(found.roots):
+            raise table.error(f"{at}.root", f"is {unit.root}: there is no such root")
+        if (unit.first or unit.last) and not unit.first < unit.last:
+            raise table.error(f"{at}.last", "must be greater than first")
+    return found

@@ -1,0 +1,363 @@
+"""Calls of modules, and the tensors that autograd saves in them, as a program runs.
+
+Every module call passes through a wrapper of `torch.nn.Module._call_impl`. The tensors
+saved for the backward pass are seen by hooks that change nothing, from the begin of an
+outermost call to its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from memplan.core.recompute import Root
+from memplan.native import _alloc
+from memplan.recording.boundary import named_parts
+from memplan.recording.sites import tensors_in
+from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
+
+MOST_CALLS = 1 << 17  # later ones are not noted
+_HOOKED = "it has forward hooks, which would run twice"
+_COMPILED = "it is compiled"
+
+Caller = Callable[..., Any]
+
+
+class CallWrapper:
+    """Passes all module calls through `wrapper(call, module, args, kwargs)`.
+
+    call: torch's own way to call a module, `call(module, *args, **kwargs)`.
+    """
+
+    def __init__(self, wrapper: Callable[[Caller, Any, Any, Any], Any]) -> None:
+        self._wrapper = wrapper
+        self._before: Caller | None = None
+        self._ours: Caller | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has started, and not stopped."""
+        return self._ours is not None
+
+    def start(self) -> None:
+        """Begin; anything else that watches `_call_impl` must begin before."""
+        import torch
+
+        before, wrapper = torch.nn.Module._call_impl, self._wrapper
+
+        def _call_impl(module: Any, *args: Any, **kwargs: Any) -> Any:
+            return wrapper(before, module, args, kwargs)
+
+        self._before, self._ours = before, _call_impl
+        torch.nn.Module._call_impl = _call_impl
+
+    def stop(self) -> None:
+        """End, unless the program has put its own method in the place since."""
+        import torch
+
+        if self._ours is not None and torch.nn.Module._call_impl is self._ours:
+            torch.nn.Module._call_impl = self._before
+        self._ours = None
+
+
+def root_of(module: Any) -> Root:
+    """What identifies an outermost module: see `Root`."""
+    text = hashlib.sha256()
+    for name, part in named_parts(module):
+        shapes = [
+            (key, tuple(each.shape))
+            for key, each in part._parameters.items()
+            if each is not None and not _is_lazy(each)
+        ]
+        text.update(f"{name}\0{kind_of(part)}\0{shapes}\n".encode())
+    return Root(kind_of(module), text.hexdigest())
+
+
+def kind_of(module: Any) -> str:
+    """The name of its class."""
+    return type(module).__qualname__
+
+
+def is_sequence(module: Any) -> bool:
+    """Whether it calls its children one after the other, and does nothing else."""
+    sequential = sys.modules["torch"].nn.Sequential
+    return isinstance(module, sequential) and type(module).forward is sequential.forward
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass."""
+    return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)
+
+
+def _is_lazy(parameter: Any) -> bool:
+    return bool(getattr(type(parameter), "cls_to_become", None))
+
+
+def obstacle_of(module: Any) -> str:
+    """Why a call of the module cannot be made again; "" if nothing shows."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return _HOOKED
+    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+        return _COMPILED
+    return ""
+
+
+class _Local(threading.local):
+    """Of a thread: its open calls, and inputs to look at again when the outermost
+    ends: call, weak reference and version."""
+
+    def __init__(self) -> None:
+        self.open: list[int] = []
+        self.given: list[tuple[int, Any, int]] = []
+
+
+class Activations:
+    """Notes calls and saved tensors, from `start` to `stop`."""
+
+    def __init__(self, address: Callable[[Any], int], fake: bool) -> None:
+        """address: of a storage, 0 if it has none. fake: no kernel runs."""
+        self._address = address
+        self._fake = fake
+        self._wrapper = CallWrapper(self._call)
+        self._local = _Local()
+        self._numbers: dict[int, tuple[Any, int]] = {}  # by id of a module
+        self._roots: list[Root] = []
+        self._modules: list[Module] = []
+        self._calls: list[list[int]] = []
+        self._inputs: list[tuple[int, ...]] = []
+        self._outputs: list[tuple[int, ...]] = []
+        self._saved: list[list[int]] = []
+        self._timed: dict[int, tuple[Any, Any]] = {}  # CUDA events of a call
+        self._thread = 0  # the one whose calls are noted: the first that makes one
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin, after all else that watches modules."""
+        self._wrapper.start()
+
+    def stop(self) -> None:
+        """End; does nothing if it has not begun."""
+        self._wrapper.stop()
+
+    def result(self, since_ns: int = 0) -> Calls:
+        """What was noted. since_ns: monotonic ns where the trace's clock reads 0."""
+        calls = np.array(self._calls, dtype=np.int64).reshape(-1, 5)
+        saved = np.array(self._saved, dtype=np.int64).reshape(-1, 4)
+        module, parent, begin, end, flags = calls.T
+        call, address, packed, unpacked = saved.T
+        end = np.maximum(end, begin)  # of calls that never ended
+        cost = (end - begin) * (not self._fake)
+        for index, (first, last) in self._timed.items():
+            last.synchronize()
+            cost[index] = round(first.elapsed_time(last) * 1e6)
+        return Calls(
+            tuple(self._roots),
+            tuple(self._modules),
+            module,
+            parent,
+            np.maximum(begin - since_ns, 0),
+            np.maximum(end - since_ns, 0),
+            cost,
+            flags,
+            tuple(self._inputs),
+            tuple(self._outputs),
+            call,
+            address,
+            np.maximum(packed - since_ns, 0),
+            np.where(unpacked > 0, np.maximum(unpacked - since_ns, 1), 0),
+        )
+
+    def _call(self, call: Caller, module: Any, args: Any, kwargs: Any) -> Any:
+        torch = sys.modules["torch"]
+        number = self._number(module)
+        if number is None:
+            return call(module, *args, **kwargs)
+        if self._local.open or not torch.is_grad_enabled():
+            return self._noted(call, number, module, args, kwargs)
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            return self._noted(call, number, module, args, kwargs)
+
+    def _number(self, module: Any) -> int | None:
+        """Of a module whose call is to be noted; None for another one."""
+        compiling = sys.modules["torch"].compiler.is_compiling()
+        if compiling or not self._wrapper.running:
+            return None
+        if in_backward():
+            self._object_to(module, AGAIN)
+            return None
+        self._thread = self._thread or threading.get_ident()
+        if threading.get_ident() != self._thread or len(self._calls) > MOST_CALLS:
+            return None
+        if not self._local.open and id(module) not in self._numbers:
+            self._meet(module)
+        known = self._numbers.get(id(module))
+        return known[1] if known is not None and known[0]() is module else None
+
+    def _noted(
+        self, call: Caller, number: int, module: Any, args: Any, kwargs: Any
+    ) -> Any:
+        torch, local = sys.modules["torch"], self._local
+        given = list(tensors_in((args, kwargs)))
+        versions = [(each, _version(each)) for each in given]
+        buffers = {
+            name: (each, _version(each))
+            for name, each in module._buffers.items()
+            if each is not None
+        }
+        generators = self._generators()
+        flags = Flag.GRAD if torch.is_grad_enabled() else Flag(0)
+        parent = local.open[-1] if local.open else NO_CALL
+        with self._lock:
+            index = len(self._calls)
+            row = [number, parent, 0, 0, int(flags)]
+            self._calls.append(row)
+            self._inputs.append(self._addresses(given))
+            self._outputs.append(())
+        local.open.append(index)
+        local.given += [(index, weakref.ref(each), was) for each, was in versions]
+        del given
+        timed = self._event()
+        row[2] = time.monotonic_ns()
+        try:
+            result = call(module, *args, **kwargs)
+        finally:
+            row[3] = time.monotonic_ns()
+            local.open.pop()
+        if timed is not None and (last := self._event()) is not None:
+            self._timed[index] = timed, last
+        self._outputs[index] = self._addresses(tensors_in(result))
+        now = self._generators()
+        if self._fake or now[0] != generators[0]:
+            flags |= Flag.RANDOM
+        if now[1:] != generators[1:]:
+            flags |= Flag.FOREIGN
+        if any(_version(each) != was for each, was in versions):
+            flags |= Flag.CHANGED
+        row[4] = int(flags)
+        written = {
+            name: int(each.nbytes)
+            for name, (each, was) in buffers.items()
+            if module._buffers.get(name) is not each or _version(each) != was
+        }
+        self._write(number, written)
+        if not local.open:
+            self._look_again()
+        return result
+
+    def _look_again(self) -> None:
+        """Inputs that were changed after the call that they were given to."""
+        for index, ref, was in self._local.given:
+            tensor = ref()
+            if tensor is not None and _version(tensor) != was:
+                self._calls[index][4] |= int(Flag.CHANGED)
+        self._local.given.clear()
+
+    def _meet(self, root: Any) -> None:
+        """Number the modules of an outermost one that was not met before."""
+        with self._lock:
+            self._roots.append(root_of(root))
+            at = len(self._roots) - 1
+            for path, part in named_parts(root):
+                known = self._numbers.get(id(part))
+                if known is not None and known[0]() is part:
+                    continue
+                children = len(part._modules) if is_sequence(part) else 0
+                self._numbers[id(part)] = weakref.ref(part), len(self._modules)
+                obstacle = obstacle_of(part)
+                self._modules.append(
+                    Module(at, path, kind_of(part), children, obstacle, (), ())
+                )
+
+    def _object_to(self, module: Any, why: str) -> None:
+        known = self._numbers.get(id(module))
+        if known is not None and known[0]() is module:
+            self._modules[known[1]] = replace(self._modules[known[1]], obstacle=why)
+
+    def _write(self, number: int, sizes: dict[str, int]) -> None:
+        known = self._modules[number]
+        if new := [name for name in sizes if name not in known.written]:
+            self._modules[number] = replace(
+                known,
+                written=(*known.written, *new),
+                written_bytes=(*known.written_bytes, *(sizes[name] for name in new)),
+            )
+
+    def _pack(self, tensor: Any) -> Any:
+        opened = self._local.open
+        if not opened:
+            return tensor
+        row = [opened[-1], *self._addresses([tensor]), time.monotonic_ns(), 0]
+        if len(row) < 4:  # it has no storage
+            return tensor
+        self._saved.append(row)
+        return row, tensor
+
+    def _unpack(self, packed: Any) -> Any:
+        if not isinstance(packed, tuple):
+            return packed
+        row, tensor = packed
+        row[3] = row[3] or time.monotonic_ns()
+        return tensor
+
+    def _addresses(self, tensors: Any) -> tuple[int, ...]:
+        """Of the storages that have one, each once."""
+        found = []
+        for tensor in tensors:
+            try:
+                with sys.modules["torch"]._C.DisableTorchFunction():
+                    address = self._address(tensor.untyped_storage())
+            except (RuntimeError, NotImplementedError):  # sparse, opaque or a subclass
+                continue
+            if address:
+                found.append(address)
+        return tuple(dict.fromkeys(found))
+
+    def _event(self) -> Any:
+        """A timed CUDA event, now; None if the program uses no GPU."""
+        cuda = sys.modules["torch"].cuda
+        if (
+            self._fake
+            or not cuda.is_initialized()
+            or cuda.is_current_stream_capturing()
+        ):
+            return None
+        event = cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _generators(self) -> tuple[Any, ...]:
+        """The states of torch's, Python's and numpy's generators."""
+        if self._fake:
+            return None, random.getstate(), _numpy_state()
+        torch = sys.modules["torch"]
+        _alloc.interrupt()
+        try:
+            state = torch.default_generator.get_state()
+            own = [state.numpy().tobytes()]
+        finally:
+            del state
+            _alloc.resume()
+        if torch.cuda.is_initialized():
+            own += [each.get_offset() for each in torch.cuda.default_generators]
+        return own, random.getstate(), _numpy_state()
+
+
+def _numpy_state() -> object:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return name, np.asarray(keys).tobytes(), rest
+
+
+def _version(tensor: Any) -> int:
+    """How often it was changed in place; 0 for an inference tensor, which has no
+    count."""
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        return 0 if tensor.is_inference() else int(tensor._version)
