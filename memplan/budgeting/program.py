@@ -69,12 +69,10 @@ class Program:
             effects.append(_Effect(number, span.end, span.needed, -saved))
             for buffer in span.held.tolist():
                 freed = int(end[buffer])
-                if freed < span.needed:
-                    effects.append(
-                        _Effect(number, freed, span.needed, int(size[buffer]))
-                    )
+                held = _Effect(number, freed, span.released, int(size[buffer]))
+                effects.append(held)
             if span.state:
-                effects.append(_Effect(number, span.begin, span.needed, span.state))
+                effects.append(_Effect(number, span.begin, span.released, span.state))
         return effects
 
     def _apart(self, rows: Rows) -> None:

@@ -139,12 +139,16 @@ class _Draft:
             row, size = int(lives.row[buffer]), int(lives.size[buffer])
             old = int(self.address[row])
             self.add(span.end, _At.END, Action.FREE_COMPLETED, old, row, size)
-        # While the call is made again the generator's present state is kept, too.
-        sizes = (span.state,) * bool(span.state) + span.clones
-        passing = [(self.place(size), size) for size in sizes]
-        like = int(lives.row[0])
-        for place, size in passing:
+        # While the call is made again the generator's present state is kept, too, and
+        # the backward pass of batch norm reads clones of its statistics.
+        like, until = int(lives.row[0]), span.released
+        after: list[tuple[int, int, int]] = []
+        passing = [(span.state, needed)] * bool(span.state)
+        passing += [(size, until) for size in span.clones]
+        for size, freed in passing:
+            place = self.place(size)
             self.add(needed, _At.NEEDED, Action.ALLOC, place, like, size)
+            after.append((freed, place, size))
         first, last = np.searchsorted(lives.row, [begin, stop]).tolist()
         own = range(first, last)
         again = [(int(lives.row[buffer]), buffer, True) for buffer in own]
@@ -160,19 +164,19 @@ class _Draft:
                 places[buffer] = self.place(size)
             action = Action.ALLOC if made else Action.FREE_COMPLETED
             self.add(needed, _At.NEEDED, action, places[buffer], row, size)
-        for place, size in passing:
-            self.add(needed, _At.NEEDED, Action.FREE_COMPLETED, place, like, size)
+        for freed, place, size in after:
+            self.add(freed, _At.NEEDED, Action.FREE_COMPLETED, place, like, size)
         for buffer in kept & places.keys():
             free = int(lives.end[buffer])
             if free < len(self.address):
                 self.address[free] = places[buffer]
-        # Inputs live until then, and so does the generator's state.
+        # Inputs live on until nothing is needed, and so does the generator's state.
         for buffer in span.held.tolist():
-            self._postpone(buffer, needed)
+            self._postpone(buffer, until)
         if span.state:
             state = self.place(span.state)
             self.add(begin, _At.BEGIN, Action.ALLOC, state, like, span.state)
-            self.add(needed, _At.NEEDED, Action.FREE_COMPLETED, state, like, span.state)
+            self.add(until, _At.NEEDED, Action.FREE_COMPLETED, state, like, span.state)
 
     def _postpone(self, buffer: int, until: int) -> None:
         """Let a block live until row `until`: its own free becomes one of nothing."""

@@ -26,9 +26,10 @@ class Span:
 
     calls: half-open, of the calls in it. begin, end: its rows. stop: the row after
     which nothing more is saved: a call that is made again ends there. needed: the first
-    row at which the backward pass needs something of it. kept: allocations that it
-    alone keeps, from `end` to `needed` and beyond. held: inputs that live until
-    `needed` only if it is made again. again: the most bytes alive of what the call
+    row at which the backward pass needs something of it; released: the row from which
+    on it needs nothing more. kept: allocations that it alone keeps, from `end` to
+    `needed` and beyond. held: inputs that live until `released` only if it is made
+    again. again: the most bytes alive of what the call
     allocates when it is made again. clones: bytes of each buffer that is cloned for
     that. state: bytes of generators' states.
     """
@@ -38,6 +39,7 @@ class Span:
     end: int
     stop: int
     needed: int
+    released: int
     kept: Int64Array
     held: Int64Array
     again: int
@@ -214,8 +216,11 @@ class _Search:
         kept = held[alone & born & (lives.end[held] >= end)]
         kept = np.setdiff1d(kept, recorded.outputs.of(top[-1]))
         kept = kept[lives.end[kept] > needed] if needed < NEVER else kept[:0]
+        unpacked = recorded.unpacked[own & (recorded.unpacked != NEVER)]
+        last_needed = int(unpacked.max(initial=0))
+        released = max(last_needed, int(lives.end[kept].max(initial=0)) + 1)
         inputs = recorded.inputs.of(first)
-        short = inputs[lives.end[inputs] < min(needed, len(lives.events))]
+        short = inputs[lives.end[inputs] < min(released, len(lives.events))]
         random = any(recorded.has(call, Flag.RANDOM) for call in top)
         on_cpu = recorded.trace.info.device == "cpu"  # the generator's state is
         state = STATE_BYTES if random and on_cpu else 0
@@ -226,6 +231,7 @@ class _Search:
             end,
             stop,
             needed if len(kept) else NEVER,
+            min(released, len(lives.events)),
             kept.astype(np.int64),
             short,
             self._again(begin, stop) + sum(clones) + state,

@@ -183,6 +183,8 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
     if written.info.device != "cpu":
         rows.insert(0, ("device", written.info.device))
     show.facts(f"memplan: recorded {path}", rows, err=True)
+    if recording.notes_activations and verb == "solve":
+        whole = " --curve"
     if summary.events:
         after = f"memplan {verb} {shlex.quote(str(path))}{whole}"
         show.facts(f"  next: {after}", (), err=True)

@@ -28,6 +28,7 @@ from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
 MOST_CALLS = 1 << 17  # later ones are not noted
 _HOOKED = "it has forward hooks, which would run twice"
 _COMPILED = "it is compiled"
+_SMALL = 1 << 20  # bytes of a buffer that is looked at before and after a call
 
 Caller = Callable[..., Any]
 
@@ -209,7 +210,7 @@ class Activations:
         given = list(tensors_in((args, kwargs)))
         versions = [(each, _version(each)) for each in given]
         buffers = {
-            name: (each, _version(each))
+            name: (each, self._state_of(module, each))
             for name, each in module._buffers.items()
             if each is not None
         }
@@ -246,12 +247,30 @@ class Activations:
         written = {
             name: int(each.nbytes)
             for name, (each, was) in buffers.items()
-            if module._buffers.get(name) is not each or _version(each) != was
+            if module._buffers.get(name) is not each
+            or self._state_of(module, each) != was
         }
         self._write(number, written)
         if not local.open:
             self._look_again()
         return result
+
+    def _state_of(self, module: Any, buffer: Any) -> object:
+        """Something that differs after the buffer was changed.
+
+        Batch norm changes its statistics without counting that as a version, and so
+        does whoever calls the function. On the CPU small buffers are compared by what
+        they hold, elsewhere those of batch norm count as changed.
+        """
+        torch = sys.modules["torch"]
+        if not self._fake and buffer.device.type == "cpu" and _is_small(buffer):
+            with torch.no_grad():
+                held = buffer.detach().view(-1).view(torch.uint8)
+                return _version(buffer), held.numpy().tobytes()
+        kind = torch.nn.modules.batchnorm._NormBase
+        if isinstance(module, kind) and module.training:
+            return object()
+        return _version(buffer)
 
     def _look_again(self) -> None:
         """Inputs that were changed after the call that they were given to."""
@@ -349,6 +368,11 @@ class Activations:
         if torch.cuda.is_initialized():
             own += [each.get_offset() for each in torch.cuda.default_generators]
         return own, random.getstate(), _numpy_state()
+
+
+def _is_small(buffer: Any) -> bool:
+    plain = buffer.layout is sys.modules["torch"].strided and not buffer.is_quantized
+    return bool(plain and buffer.is_contiguous() and buffer.nbytes <= _SMALL)
 
 
 def _numpy_state() -> object:

@@ -102,6 +102,11 @@ class Recording:
         return {device: self._trace_at(path) for device, path in self.paths.items()}
 
     @property
+    def notes_activations(self) -> bool:
+        """Whether calls and saved tensors are recorded, too."""
+        return self._options.activations
+
+    @property
     def observed(self) -> bool:
         """Whether CUDA events came from torch's allocator, not from torch's history."""
         return self._observer is not None and self._observer.began

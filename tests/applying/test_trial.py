@@ -1,0 +1,145 @@
+"""`memplan verify PLAN SCRIPT`: a plan that computes modules again, tried out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import memplan as package
+from tests.budgeting.training import ENCODER, script_of
+from tests.conftest import Run
+
+OWN_GENERATOR = """
+class Noise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(5)
+
+    def forward(self, value):
+        return value * torch.rand(value.shape, generator=self.generator)
+
+class Part(nn.Module):
+    def __init__(self, between):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 256), nn.Linear(256, 64)
+        self.between = between
+
+    def forward(self, value):
+        return value + self.last(F.gelu(self.between(self.first(value))))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([Part(each()) for each in 2 * [nn.Tanh, Noise]])
+
+    def forward(self, value):
+        for part in self.parts:
+            value = part(value)
+        return value
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    loss = model(torch.randn(512, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+NEVER_ALIKE = OWN_GENERATOR.replace(
+    "manual_seed(5)", "manual_seed(__import__('os').getpid())"
+)
+
+
+def planned(memplan: Run, folder: Path, program: str, budget: str = "70%") -> Path:
+    """A plan for the program, which is train.py in `folder`."""
+    (folder / "train.py").write_text(script_of(program))
+    memplan("record", "-q", "--activations", "-o", "t.parquet", "train.py")
+    done = memplan(
+        "solve", "-q", "t.parquet", "--budget", budget, "--method", "bestfit"
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "t.plan.json"
+
+
+def test_a_plan_that_holds(memplan: Run, tmp_path: Path) -> None:
+    planned(memplan, tmp_path, ENCODER)
+    done = memplan("verify", "t.plan.json", "train.py", "4")
+    assert done.returncode == 0, done.stderr
+    assert "t.plan.json holds on train.py 4" in done.stdout
+    told = memplan("verify", "t.plan.json", "--json", "train.py")
+    entries = json.loads(told.stdout)
+    assert entries["valid"]
+    assert entries["compared"] > 100
+    budget = entries["budget"]
+    assert entries["measured_bytes"] <= budget < entries["recorded_bytes"]
+    assert entries["measured_bytes"] == entries["predicted_bytes"]
+    quick = json.loads(
+        memplan("verify", "--no-trial", "t.plan.json", "--json", "train.py").stdout
+    )
+    assert quick["fake_bytes"] == entries["fake_bytes"]
+    assert quick["valid"] == (quick["fake_bytes"] <= budget)
+    assert "measured_bytes" not in quick
+
+
+def test_units_that_differ_are_named(memplan: Run, tmp_path: Path) -> None:
+    path = planned(memplan, tmp_path, OWN_GENERATOR, "min")
+    part = package.read_plan(path).recompute
+    assert part is not None
+    paths = {unit.path for unit in part.units}
+    noisy = sorted(paths & {"parts.1", "parts.3"})
+    assert noisy
+    assert paths - set(noisy)
+    done = memplan("verify", "t.plan.json", "train.py")
+    assert done.returncode == 1
+    for path in noisy:
+        assert f"{path}: gradient" in done.stdout
+        assert f"--keep {path}" in done.stdout
+    for path in paths - set(noisy):
+        assert f"{path}: " not in done.stdout
+    words = ["--budget", "95%", "--method", "bestfit"]
+    words += [word for i in (1, 3) for word in ("--keep", f"parts.{i}")]
+    again = memplan("solve", "t.parquet", "--force", *words)
+    assert again.returncode == 0, again.stderr
+    assert memplan("verify", "t.plan.json", "train.py").returncode == 0
+
+
+def test_a_program_that_is_never_alike(memplan: Run, tmp_path: Path) -> None:
+    planned(memplan, tmp_path, NEVER_ALIKE, "min")
+    done = memplan("verify", "t.plan.json", "train.py")
+    assert done.returncode == 1
+    assert "two runs of the program as it is are not alike" in done.stdout
+
+
+def test_a_budget_that_is_not_kept(memplan: Run, tmp_path: Path) -> None:
+    path = planned(memplan, tmp_path, ENCODER)
+    plan = package.read_plan(path)
+    assert plan.recompute is not None
+    part = replace(plan.recompute, budget=plan.recompute.predicted // 2)
+    package.write_plan(replace(plan, recompute=part), path, force=True)
+    done = memplan("verify", "t.plan.json", "train.py")
+    assert done.returncode == 1
+    assert "measured, which is more than the budget" in done.stdout
+    done = memplan("verify", "--no-trial", "t.plan.json", "train.py")
+    assert done.returncode == 1
+    assert "under fake tensors, which is more than the budget" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["train.py"], ["-m", "train"]])
+def test_a_plan_without_units(memplan: Run, tmp_path: Path, words: list[str]) -> None:
+    planned(memplan, tmp_path, ENCODER, "100%")
+    done = memplan("verify", "t.plan.json", *words)
+    assert done.returncode == 2
+    assert "computes nothing again" in done.stderr
+
+
+def test_a_program_that_fails_by_itself(memplan: Run, tmp_path: Path) -> None:
+    planned(memplan, tmp_path, ENCODER)
+    (tmp_path / "train.py").write_text("raise ValueError('no data')\n")
+    done = memplan("verify", "t.plan.json", "train.py")
+    assert done.returncode == 125
+    assert "no data" in done.stderr

@@ -1,0 +1,161 @@
+"""Small programs that train, each of another kind; none knows of memplan.
+
+They print losses to the last bit, then a digest of all weights, buffers and the
+generator's state.
+"""
+
+from __future__ import annotations
+
+BEGIN = """\
+import copy, hashlib, random, sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(1)
+torch.set_num_threads(1)
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+"""
+
+END = """
+for step in range(steps):
+    optimizer.zero_grad()
+    print(train().hex())
+digest = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
+for name, value in model.state_dict().items():
+    digest.update(value.numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+ENCODER = """
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.1, batch_first=True)
+        self.layers = nn.ModuleList([copy.deepcopy(layer) for _ in range(4)])
+        self.head = nn.Linear(64, 16)
+
+    def forward(self, value):
+        for layer in self.layers:
+            value = layer(value)
+        return self.head(value)
+
+model = Encoder()
+optimizer = torch.optim.AdamW(model.parameters())
+
+def train():
+    loss = model(torch.randn(4, 64, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+CONVOLUTIONS = """
+def block(before, after):
+    return nn.Sequential(
+        nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after),
+        nn.ReLU(inplace=True), nn.Conv2d(after, after, 3, padding=1),
+        nn.BatchNorm2d(after), nn.ReLU(inplace=True),
+    )
+
+model = nn.Sequential(
+    block(3, 16), nn.MaxPool2d(2), block(16, 32), nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(), nn.Linear(32, 10),
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+def train():
+    images, labels = torch.randn(8, 3, 48, 48), torch.randint(10, (8,))
+    loss = F.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+SHARED = """
+class Unrolled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
+        self.counted = nn.BatchNorm1d(256)
+
+    def forward(self, value):
+        for _ in range(6):
+            value = value + torch.tanh(self.counted(self.cell(value)))
+        return value
+
+model = Unrolled()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    total = 0.0
+    for _ in range(2):  # gradients of two batches add up
+        loss = model(torch.randn(512, 256)).square().mean()
+        loss.backward()
+        total += loss.item()
+    optimizer.step()
+    return total
+"""
+
+ADVERSARIES = """
+def net(before, after):
+    layers = [nn.Linear(before, 256), nn.LayerNorm(256), nn.GELU()]
+    layers += [nn.Linear(256, 256), nn.Dropout(0.2), nn.GELU(), nn.Linear(256, after)]
+    return nn.Sequential(nn.Sequential(*layers[:3]), nn.Sequential(*layers[3:]))
+
+generator, critic = net(32, 64), net(64, 1)
+model = nn.ModuleList([generator, critic])
+first = torch.optim.Adam(generator.parameters())
+optimizer = torch.optim.Adam(critic.parameters())
+
+def train():
+    made = generator(torch.randn(1024, 32))
+    loss = critic(torch.randn(1024, 64)).mean() - critic(made.detach()).mean()
+    loss.backward()
+    optimizer.step()
+    generator.zero_grad()
+    fooled = critic(made).mean()
+    fooled.backward()
+    first.step()
+    return (loss + fooled).item()
+"""
+
+RECURRENT = """
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(100, 64)
+        self.first = nn.LSTM(64, 64, batch_first=True)
+        self.second = nn.LSTM(64, 64, batch_first=True)
+        self.ends = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 100))
+
+    def forward(self, text):
+        value, state = self.first(self.words(text))
+        value, _ = self.second(value, state)
+        return self.ends(value)
+
+model = Reader()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    text = torch.randint(100, (16, 33))
+    logits = model(text[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+"""
+
+PROGRAMS = {
+    "encoder": ENCODER,
+    "convolutions": CONVOLUTIONS,
+    "shared": SHARED,
+    "adversaries": ADVERSARIES,
+    "recurrent": RECURRENT,
+}
+
+
+def script_of(program: str) -> str:
+    """The whole of it."""
+    return BEGIN + program + END
