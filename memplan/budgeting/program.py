@@ -65,8 +65,9 @@ class Program:
         size, end = self._recorded.lives.size, self._recorded.lives.end
         effects = []
         for span in candidate.spans:
-            saved = int(size[span.kept].sum())
-            effects.append(_Effect(number, span.end, span.needed, -saved))
+            for freed in np.unique(span.freed).tolist():
+                saved = int(size[span.kept[span.freed == freed]].sum())
+                effects.append(_Effect(number, freed, span.needed, -saved))
             for buffer in span.held.tolist():
                 freed = int(end[buffer])
                 held = _Effect(number, freed, span.released, int(size[buffer]))

@@ -5,6 +5,7 @@ A *call* takes rows [begin, end) of a forward pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,7 @@ from memplan.arrays import BoolArray, Int64Array
 from memplan.errors import UsageError
 from memplan.trace.calls import NO_CALL, Calls, Flag
 from memplan.trace.lives import Lives, lives_of
-from memplan.trace.trace import Trace
+from memplan.trace.trace import Category, Trace
 
 NEVER = np.iinfo(np.int64).max
 NONE = -1  # no allocation
@@ -42,8 +43,10 @@ class Recorded:
     begin, end: of each call, shape (n,). inside_end: one past the last call within each
     call, shape (n,): the calls within call i are i + 1 up to that.
     saver: the call that saved each tensor; packed, unpacked: the rows at which it was
-    saved, and first needed (NEVER if it was not); buffer: the allocation that holds it,
-    index into `lives`, or NONE; shape (k,).
+    saved, and first needed (NEVER if it was not); cached: the row until which
+    autocast's cache held it, 0 if it did not; buffer: the allocation that holds it,
+    index into `lives`, or NONE; shape (k,). again: whether it has units that are made
+    again.
     """
 
     trace: Trace
@@ -55,9 +58,11 @@ class Recorded:
     saver: Int64Array
     packed: Int64Array
     unpacked: Int64Array
+    cached: Int64Array
     buffer: Int64Array
     inputs: Passed
     outputs: Passed
+    again: bool = False
 
     @classmethod
     def of(cls, trace: Trace) -> Recorded:
@@ -87,6 +92,7 @@ class Recorded:
             calls.saved_call,
             packed,
             np.where(late, rows(calls.unpacked_ns), NEVER),
+            np.where(calls.cached_ns > 0, rows(calls.cached_ns), 0),
             places.buffers(calls.saved_address, packed),
             places.passed(calls.inputs, begin),
             places.passed(calls.outputs, end),
@@ -125,6 +131,37 @@ class Recorded:
         """How many tensors each allocation was saved as, shape (len(lives),)."""
         known = self.buffer[self.buffer != NONE]
         return np.bincount(known, minlength=len(self.lives)).astype(np.int64)
+
+    @cached_property
+    def cached_until(self) -> Int64Array:
+        """Of each allocation the row until which autocast's cache held it, or 0."""
+        until = np.zeros(len(self.lives), dtype=np.int64)
+        known = self.buffer != NONE
+        np.maximum.at(until, self.buffer[known], self.cached[known])
+        return until
+
+    @cached_property
+    def workspaces(self) -> Int64Array:
+        """Of a GPU, blocks that calls of modules made for good: libraries' workspaces.
+
+        Each thread has its own, and the backward pass of a GPU runs in another thread.
+        Those of a size that the backward pass made as well are left out.
+        """
+        if self.trace.info.device == "cpu" or self.again:
+            return np.empty(0, dtype=np.int64)
+        lives = self.lives
+        inside = np.searchsorted(np.sort(self.begin), lives.row, side="right")
+        inside -= np.searchsorted(np.sort(self.end), lives.row, side="right")
+        stay = lives.end == len(lives.events)
+        passing = np.isin(lives.category, (Category.ACTIVATIONS, Category.TEMPORARIES))
+        elsewhere = Counter(lives.size[(inside == 0) & stay & passing].tolist())
+        found = []
+        for buffer in np.flatnonzero((inside > 0) & stay & passing).tolist():
+            size = int(lives.size[buffer])
+            elsewhere[size] -= 1
+            if elsewhere[size] < 0:
+                found.append(buffer)
+        return np.array(found, dtype=np.int64)
 
     def saved_in(self, first: int, last: int) -> BoolArray:
         """Which tensors were saved in calls [first, last), shape (k,)."""

@@ -41,6 +41,7 @@ def remade(recorded: Recorded, spans: Sequence[Span]) -> Recorded:
     draft = _Draft(recorded)
     for span in spans:
         draft.remake(span)
+    draft.add_workspaces(min((span.needed for span in spans), default=0))
     events, key = draft.events()
     trace = replace(recorded.trace, events=events)
     lives = lives_of(trace)
@@ -73,9 +74,14 @@ def remade(recorded: Recorded, spans: Sequence[Span]) -> Recorded:
         saver=np.append(recorded.saver[kept], saver),
         packed=np.append(rows(recorded.packed[kept], _At.END), packed),
         unpacked=np.append(rows(recorded.unpacked[kept], _At.NEEDED), unpacked),
+        cached=np.append(
+            rows(recorded.cached[kept], _At.NEEDED) * (recorded.cached[kept] > 0),
+            np.zeros(len(more), dtype=np.int64),
+        ),
         buffer=np.append(now[recorded.buffer[kept]], buffer),
         inputs=Passed(recorded.inputs.call, now[recorded.inputs.buffer]),
         outputs=Passed(recorded.outputs.call, now[recorded.outputs.buffer]),
+        again=True,
     )
 
 
@@ -135,10 +141,10 @@ class _Draft:
         lives = self.recorded.lives
         begin, stop, needed = span.begin, span.stop, span.needed
         kept = set(span.kept.tolist())
-        for buffer in span.kept.tolist():
+        for buffer, freed in zip(span.kept.tolist(), span.freed.tolist(), strict=True):
             row, size = int(lives.row[buffer]), int(lives.size[buffer])
             old = int(self.address[row])
-            self.add(span.end, _At.END, Action.FREE_COMPLETED, old, row, size)
+            self.add(freed, _At.END, Action.FREE_COMPLETED, old, row, size)
         # While the call is made again the generator's present state is kept, too, and
         # the backward pass of batch norm reads clones of its statistics.
         like, until = int(lives.row[0]), span.released
@@ -177,6 +183,14 @@ class _Draft:
             state = self.place(span.state)
             self.add(begin, _At.BEGIN, Action.ALLOC, state, like, span.state)
             self.add(until, _At.NEEDED, Action.FREE_COMPLETED, state, like, span.state)
+
+    def add_workspaces(self, needed: int) -> None:
+        """The workspaces of the thread that makes the first call again."""
+        lives = self.recorded.lives
+        for buffer in self.recorded.workspaces.tolist():
+            row, size = int(lives.row[buffer]), int(lives.size[buffer])
+            place = self.place(size)
+            self.add(needed, _At.NEEDED, Action.ALLOC, place, row, size)
 
     def _postpone(self, buffer: int, until: int) -> None:
         """Let a block live until row `until`: its own free becomes one of nothing."""

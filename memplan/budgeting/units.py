@@ -27,11 +27,11 @@ class Span:
     calls: half-open, of the calls in it. begin, end: its rows. stop: the row after
     which nothing more is saved: a call that is made again ends there. needed: the first
     row at which the backward pass needs something of it; released: the row from which
-    on it needs nothing more. kept: allocations that it alone keeps, from `end` to
-    `needed` and beyond. held: inputs that live until `released` only if it is made
-    again. again: the most bytes alive of what the call
-    allocates when it is made again. clones: bytes of each buffer that is cloned for
-    that. state: bytes of generators' states.
+    on it needs nothing more. kept: allocations that it alone keeps, from `freed` (that
+    is `end`, or when autocast's cache is emptied) to `needed` and beyond. held: inputs
+    that live until `released` only if it is made again. again: the most bytes alive of
+    what the call allocates when it is made again. clones: bytes of each buffer that is
+    cloned for that. state: bytes of generators' states.
     """
 
     calls: tuple[int, int]
@@ -40,6 +40,7 @@ class Span:
     stop: int
     needed: int
     released: int
+    freed: Int64Array
     kept: Int64Array
     held: Int64Array
     again: int
@@ -216,6 +217,7 @@ class _Search:
         kept = held[alone & born & (lives.end[held] >= end)]
         kept = np.setdiff1d(kept, recorded.outputs.of(top[-1]))
         kept = kept[lives.end[kept] > needed] if needed < NEVER else kept[:0]
+        kept = kept[recorded.cached_until[kept] < needed]
         unpacked = recorded.unpacked[own & (recorded.unpacked != NEVER)]
         last_needed = int(unpacked.max(initial=0))
         released = max(last_needed, int(lives.end[kept].max(initial=0)) + 1)
@@ -232,6 +234,7 @@ class _Search:
             stop,
             needed if len(kept) else NEVER,
             min(released, len(lives.events)),
+            np.maximum(recorded.cached_until[kept], end),
             kept.astype(np.int64),
             short,
             self._again(begin, stop) + sum(clones) + state,

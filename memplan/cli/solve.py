@@ -196,8 +196,8 @@ def command(
     if path is not None:
         refuse_overwrite(path, force)
     with sniff(trace) as file:
-        columns = ("size",) if budget is None else ("size", "time_ns")
-        given = arguments.read_input(file, *columns, device=device)
+        more = () if budget is None else ("time_ns", "stack")
+        given = arguments.read_input(file, "size", *more, device=device)
         source = Source(name_as_text(trace.name), file.sha256(), step)
     if output is None and path is not None and _is_large(given):
         path = path.with_suffix(PARQUET)
@@ -277,7 +277,7 @@ def _curve(
     without = ("budget", "capacity", "capacity_of", "priority", "mip_solver", "step")
     flags = {name: f"--{name.replace('_', '-')}" for name in (*without, "alignment")}
     arguments.refuse(flags, "not for --curve; leave it out")
-    given = arguments.read_input(trace, "size", "time_ns", device=device)
+    given = arguments.read_input(trace, "size", "time_ns", "stack", device=device)
     show_curve(given, keep, trace.name, output, force, json_)
 
 

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -113,12 +114,13 @@ def obstacle_of(module: Any) -> str:
 
 
 class _Local(threading.local):
-    """Of a thread: its open calls, and inputs to look at again when the outermost
-    ends: call, weak reference and version."""
+    """Of a thread: its open calls; inputs to look at again when the outermost ends:
+    call, weak reference and version; whether autocast was on when the last began."""
 
     def __init__(self) -> None:
         self.open: list[int] = []
         self.given: list[tuple[int, Any, int]] = []
+        self.autocast = False
 
 
 class Activations:
@@ -137,24 +139,42 @@ class Activations:
         self._inputs: list[tuple[int, ...]] = []
         self._outputs: list[tuple[int, ...]] = []
         self._saved: list[list[int]] = []
+        self._cached: list[list[int]] = []  # those that autocast's cache holds, too
+        self._patch: Any = None  # of the function that empties the cache
         self._timed: dict[int, tuple[Any, Any]] = {}  # CUDA events of a call
         self._thread = 0  # the one whose calls are noted: the first that makes one
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Begin, after all else that watches modules."""
+        import torch
+
+        clear = torch.clear_autocast_cache
+
+        def clear_autocast_cache() -> None:
+            clear()
+            self._uncache()
+
+        self._patch = mock.patch.object(
+            torch, "clear_autocast_cache", clear_autocast_cache
+        )
+        self._patch.start()
         self._wrapper.start()
 
     def stop(self) -> None:
         """End; does nothing if it has not begun."""
         self._wrapper.stop()
+        if self._patch is not None:
+            self._patch.stop()
+            self._patch = None
 
     def result(self, since_ns: int = 0) -> Calls:
         """What was noted. since_ns: monotonic ns where the trace's clock reads 0."""
         calls = np.array(self._calls, dtype=np.int64).reshape(-1, 5)
-        saved = np.array(self._saved, dtype=np.int64).reshape(-1, 4)
+        self._uncache()
+        saved = np.array(self._saved, dtype=np.int64).reshape(-1, 5)
         module, parent, begin, end, flags = calls.T
-        call, address, packed, unpacked = saved.T
+        call, address, packed, unpacked, cached = saved.T
         end = np.maximum(end, begin)  # of calls that never ended
         cost = (end - begin) * (not self._fake)
         for index, (first, last) in self._timed.items():
@@ -175,6 +195,7 @@ class Activations:
             address,
             np.maximum(packed - since_ns, 0),
             np.where(unpacked > 0, np.maximum(unpacked - since_ns, 1), 0),
+            np.where(cached > 0, np.maximum(cached - since_ns, 1), 0),
         )
 
     def _call(self, call: Caller, module: Any, args: Any, kwargs: Any) -> Any:
@@ -224,6 +245,9 @@ class Activations:
             self._inputs.append(self._addresses(given))
             self._outputs.append(())
         local.open.append(index)
+        local.autocast = torch.is_autocast_cache_enabled() and any(
+            map(torch.is_autocast_enabled, ("cpu", "cuda"))
+        )
         local.given += [(index, weakref.ref(each), was) for each, was in versions]
         del given
         timed = self._event()
@@ -314,11 +338,21 @@ class Activations:
         opened = self._local.open
         if not opened:
             return tensor
-        row = [opened[-1], *self._addresses([tensor]), time.monotonic_ns(), 0]
-        if len(row) < 4:  # it has no storage
+        at = self._addresses([tensor])
+        if not at:  # it has no storage
             return tensor
+        row = [opened[-1], *at, time.monotonic_ns(), 0, 0]
         self._saved.append(row)
+        if self._local.autocast and _in_autocast_cache(tensor):
+            self._cached.append(row)
         return row, tensor
+
+    def _uncache(self) -> None:
+        """Autocast's cache is empty now."""
+        now = time.monotonic_ns()
+        for row in self._cached:
+            row[4] = now
+        self._cached.clear()
 
     def _unpack(self, packed: Any) -> Any:
         if not isinstance(packed, tuple):
@@ -368,6 +402,18 @@ class Activations:
         if torch.cuda.is_initialized():
             own += [each.get_offset() for each in torch.cuda.default_generators]
         return own, random.getstate(), _numpy_state()
+
+
+def _in_autocast_cache(tensor: Any) -> bool:
+    """Whether it is a parameter that autocast converted, or a view of one."""
+    node = tensor.grad_fn
+    while node is not None and "ToCopy" not in type(node).__name__:
+        views = ("TBackward", "TransposeBackward", "ViewBackward", "PermuteBackward")
+        if not type(node).__name__.startswith(views):
+            return False
+        node = node.next_functions[0][0]
+    source = None if node is None else node.next_functions[0][0]
+    return type(source).__name__ == "AccumulateGrad"
 
 
 def _is_small(buffer: Any) -> bool:

@@ -20,7 +20,7 @@ NO_CALL = -1
 AGAIN = "its call is made again already"  # an obstacle: the program does so
 _TIMES = ("begin_ns", "end_ns")
 _CALL = ("module", "parent", *_TIMES, "cost_ns", "flags")
-_SAVED = ("call", "address", "packed_ns", "unpacked_ns")
+_SAVED = ("call", "address", "packed_ns", "unpacked_ns", "cached_ns")
 
 
 class Flag(enum.IntFlag):
@@ -67,7 +67,8 @@ class Calls:
     known; flags: of Flag; int64, shape (n,) each. inputs, outputs: the
     addresses of the tensors given and returned, for each call.
     saved_call: the innermost call that saved it; saved_address; packed_ns: when;
-    unpacked_ns: when the backward pass first needed it, 0 for never; int64, shape (k,).
+    unpacked_ns: when the backward pass first needed it, 0 for never; cached_ns: until
+    when autocast's cache held it as well, 0 if it did not; int64, shape (k,).
     """
 
     roots: tuple[Root, ...]
@@ -84,13 +85,17 @@ class Calls:
     saved_address: Int64Array
     packed_ns: Int64Array
     unpacked_ns: Int64Array
+    cached_ns: Int64Array
 
     def __len__(self) -> int:
         return len(self.module)
 
     def to_json(self) -> dict[str, object]:
         """As plain data: modules as objects, calls and saved tensors as columns."""
-        saved = (self.saved_call, self.saved_address, self.packed_ns, self.unpacked_ns)
+        saved = (
+            *(self.saved_call, self.saved_address),
+            *(self.packed_ns, self.unpacked_ns, self.cached_ns),
+        )
         return {
             "roots": [asdict(each) for each in self.roots],
             "modules": [asdict(each) for each in self.modules],
@@ -151,6 +156,7 @@ def calls_from_json(path: PathLike, value: object) -> Calls:
         saved_address=tensors["address"],
         packed_ns=tensors["packed_ns"],
         unpacked_ns=tensors["unpacked_ns"],
+        cached_ns=tensors["cached_ns"],
     )
 
 

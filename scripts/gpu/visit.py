@@ -353,7 +353,10 @@ def budgeted(visit: Visit, name: str) -> None:
             visit.tell(**figures, failed=str(failure)[-300:])
             continue
         report = json.loads((at / "r.json").read_text())
-        memory = next(iter(report["device_memory"].values()))
+        memory = next(iter(report["device_memory"].values()), None)
+        if memory is None:
+            visit.tell(**figures, unused=report["fault"] or "no device was used")
+            continue
         again = report["recompute"] or {"recomputations": 0}
         visit.tell(
             **figures,

@@ -147,8 +147,14 @@ def train():
     return loss.item()
 """
 
+MIXED = ENCODER.replace(
+    "    loss = model(",
+    "    with torch.autocast('cpu', torch.bfloat16):\n        loss = model(",
+).replace("(4, 64, 64)).square", "(4, 64, 64)).float().square")
+
 PROGRAMS = {
     "encoder": ENCODER,
+    "mixed": MIXED,
     "convolutions": CONVOLUTIONS,
     "shared": SHARED,
     "adversaries": ADVERSARIES,
