@@ -44,8 +44,11 @@ def encode_metadata(path: PathLike, trace: Trace) -> bytes:
     _info(path, json.loads(json.dumps(asdict(trace.info))))
     data = json.dumps(to_metadata(trace), separators=(",", ":"))
     if len(data) > MAX_METADATA_BYTES:
-        problem = f"the metadata takes {len(data)} bytes of {MAX_METADATA_BYTES}"
-        raise FormatError(path, problem, "record with fewer stacks, or fewer steps")
+        what, remedy = "the stack table takes", "record with fewer stacks"
+        if trace.calls is not None:
+            what, remedy = "stacks and calls take", "record fewer steps with --steps"
+        problem = f"{what} {len(data)} bytes of {MAX_METADATA_BYTES}"
+        raise FormatError(path, problem, remedy)
     return data.encode("ascii")
 
 
