@@ -25,10 +25,11 @@ from memplan.applying.recompute import Recompute
 from memplan.core.planfile import read_plan
 from memplan.files import write_bytes
 from memplan.native import _alloc
-from memplan.recording.activations import CallWrapper, in_backward
+from memplan.recording.activations import CallWrapper
 from memplan.recording.boundary import named_parts
 from memplan.recording.options import RecordOptions
 from memplan.recording.record import Recording
+from memplan.recording.sites import in_backward
 from memplan.recording.target import Target, run
 
 Digests = dict[str, str]

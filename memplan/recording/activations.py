@@ -23,7 +23,7 @@ import numpy as np
 from memplan.core.recompute import Root
 from memplan.native import _alloc
 from memplan.recording.boundary import named_parts
-from memplan.recording.sites import tensors_in
+from memplan.recording.sites import in_backward, tensors_in
 from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
 
 MOST_CALLS = 1 << 17  # later ones are not noted
@@ -93,11 +93,6 @@ def is_sequence(module: Any) -> bool:
     """Whether it calls its children one after the other, and does nothing else."""
     sequential = sys.modules["torch"].nn.Sequential
     return isinstance(module, sequential) and type(module).forward is sequential.forward
-
-
-def in_backward() -> bool:
-    """Whether this thread runs a backward pass."""
-    return bool(sys.modules["torch"]._C._current_graph_task_id() != -1)
 
 
 def _is_lazy(parameter: Any) -> bool:

@@ -57,6 +57,7 @@ class Sites:
         # By id of a parameter, the recorder's number of its module.
         self._numbers: dict[int, int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
+        self._parts: dict[int, weakref.ref[Any]] = {}  # of roots that were met
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._labelling_ns = 0  # time spent looking at outermost modules
 
@@ -153,7 +154,13 @@ class Sites:
         if sys.modules["torch"].compiler.is_compiling():
             return
         begin = time.perf_counter_ns()
-        if not _alloc.is_known(module):
+        known = self._parts.get(id(module))
+        if known is not None and known() is module:
+            # A part by itself keeps its name. A backward pass may make its call again,
+            # and gives it activations.
+            if in_backward():
+                return
+        elif not _alloc.is_known(module):
             self._meet(module)
         # Only without an optimizer: walking all parameters is slow.
         if _alloc.gradients_wait():
@@ -169,6 +176,8 @@ class Sites:
         owners: dict[int, int] = {}  # of parameters: the first of those that share one
         held: dict[int, Any] = {}
         for name, part in named_parts(root):
+            if part is not root:
+                self._parts[id(part)] = weakref.ref(part)
             number = _alloc.name_module(name or type(root).__name__, part)
             for each in (*_own(part._parameters), *_own(part._buffers)):
                 owners.setdefault(id(each), number)
@@ -250,6 +259,12 @@ def _unseen() -> contextlib.AbstractContextManager[object]:
     disabled: contextlib.AbstractContextManager[object]
     disabled = sys.modules["torch"]._C.DisableTorchFunction()
     return disabled
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass."""
+    task = getattr(sys.modules["torch"]._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
 
 
 def _label_gradients(parameters: Iterable[Any]) -> None:

@@ -12,14 +12,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
-from memplan.applying.recompute import Recompute
-from memplan.core.recompute import Recomputation, Unit
-from memplan.errors import InputError
-from memplan.recording.activations import root_of
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from memplan.applying.recompute import Recompute  # noqa: E402
+from memplan.core.recompute import Recomputation, Unit  # noqa: E402
+from memplan.errors import InputError  # noqa: E402
+from memplan.recording.activations import root_of  # noqa: E402
 
 
 def plan_for(root: nn.Module, *paths: str, **more: Any) -> Recomputation:

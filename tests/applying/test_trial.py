@@ -12,6 +12,9 @@ import memplan as package
 from tests.budgeting.training import ENCODER, script_of
 from tests.conftest import Run
 
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
 OWN_GENERATOR = """
 class Noise(nn.Module):
     def __init__(self):

@@ -23,6 +23,9 @@ from tests.budgeting.training import CONVOLUTIONS, ENCODER, PROGRAMS, script_of
 from tests.conftest import Run, environment
 from tests.warm import WarmProcess
 
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
 MIB = 1 << 20
 
 

@@ -191,6 +191,23 @@ def test_what_a_checkpoint_computes_again_is_its_forward_pass(tmp_path: Path) ->
     assert phases.count(Phase.FORWARD) >= 6 * 3  # twice each step
 
 
+def test_modules_that_are_called_again_keep_their_names(tmp_path: Path) -> None:
+    class Checkpointed(Net):
+        def forward(self, x: Any) -> Any:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return self.head(x)
+
+    def program() -> None:
+        model = Checkpointed()
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    found = {each.module for each in lives_of(recorded(tmp_path, program)).sites}
+    names = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("first", "second")}
+    assert names <= found
+    assert not found & {"first", "second", "Block"}
+
+
 def test_a_request_that_fails_is_kept(tmp_path: Path) -> None:
     def program() -> None:
         kept = torch.empty(1000)
