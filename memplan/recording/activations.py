@@ -92,7 +92,8 @@ def kind_of(module: Any) -> str:
 def is_sequence(module: Any) -> bool:
     """Whether it calls its children one after the other, and does nothing else."""
     sequential = sys.modules["torch"].nn.Sequential
-    return isinstance(module, sequential) and type(module).forward is sequential.forward
+    own = type(module).forward is sequential.forward and "forward" not in vars(module)
+    return isinstance(module, sequential) and own
 
 
 def _is_lazy(parameter: Any) -> bool:
@@ -223,6 +224,8 @@ class Activations:
         self, call: Caller, number: int, module: Any, args: Any, kwargs: Any
     ) -> Any:
         torch, local = sys.modules["torch"], self._local
+        if obstacle := obstacle_of(module):  # a hook may have come since it was met
+            self._object_to(module, obstacle)
         given = list(tensors_in((args, kwargs)))
         versions = [(each, _version(each)) for each in given]
         buffers = {
