@@ -98,7 +98,8 @@ def _options(
     metavar="BYTES|SHARE|min",
     help="Most bytes of live tensors: a size (8GiB), a share of the recorded peak "
     "(70%), or min, the least that is found. Modules whose activations do not fit "
-    "compute them again in the backward pass. TRACE must be recorded with --activations.",
+    "compute them again in the backward pass. TRACE must be recorded with "
+    "--activations.",
 )
 @click.option(
     "--keep",
