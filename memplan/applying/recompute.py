@@ -4,18 +4,21 @@ A unit's forward call goes through `torch.utils.checkpoint`: autograd keeps its 
 only, and the call is made again in the backward pass. Units may lie within units.
 Modules, their attributes and their `state_dict` stay as they are.
 
-Where torch would compute something else the second time, this keeps it the same:
-buffers that the forward changes are cloned for the second call (batch norm does not
-read what it writes: its statistics are cloned only then), and modules are put in the
-mode, training or not, that they had in the first. What cannot be kept the same raises:
-parameters that were changed between the two calls, and buffers that the recording did
-not see changed.
+Where the second call would compute something else, this keeps it the same. It finds
+what the first one found: the states of torch's, Python's and numpy's generators;
+buffers that the first call changed, as clones (batch norm does not read what it writes:
+its statistics are cloned only then); numbers, texts and containers of such among
+modules' attributes; the mode, training or not. What it changes of these is undone. A
+unit with forward hooks, which would run twice, is not computed again. What cannot be
+kept the same raises: parameters that were changed between the two calls, and buffers
+that the recording did not see changed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import sys
 import threading
 import time
@@ -25,6 +28,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from memplan.core.plan import Plan
 from memplan.core.recompute import Recomputation, Unit
 from memplan.errors import InputError
@@ -33,6 +38,7 @@ from memplan.recording.activations import (
     CallWrapper,
     is_sequence,
     kind_of,
+    obstacle_of,
     root_of,
 )
 from memplan.recording.boundary import named_parts
@@ -44,10 +50,12 @@ NO_LIMIT = sys.maxsize
 class RecomputeReport:
     """How often, and for how long in all, `units` were computed again: seconds of wall
     time of this process's threads. budget, predicted: the plan's, bytes; bound: units
-    whose modules were found in the program."""
+    whose modules were found in the program. left_out: calls of units that were made
+    only once, because they have hooks by then."""
 
     units: int
     bound: int
+    left_out: int
     recomputations: int
     seconds: float
     budget: int
@@ -83,6 +91,7 @@ class Recompute:
         return RecomputeReport(
             len(self._part.units),
             sum(each.units for each in roles),
+            self._counts.left_out,
             self._counts.times,
             self._counts.seconds,
             self._part.budget,
@@ -170,16 +179,24 @@ class Recompute:
         from torch.utils import _pytree as pytree
         from torch.utils.checkpoint import checkpoint
 
+        if any(obstacle_of(part) for part in bound.modules()):
+            self._counts.leave_out()
+            return call(module, *args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         # What is one object in the first call is one in the second: torch's attention
         # goes another way for a query that is not its key.
         places: dict[int, int] = {}
         which = [places.setdefault(id(leaf), len(places)) for leaf in leaves]
         once = list({id(leaf): leaf for leaf in leaves}.values())
+        # The first call gets the very containers, which it may change.
+        first = [(args, kwargs)]
 
         def forward(*values: Any) -> Any:
-            again = [values[place] for place in which]
-            given, named = pytree.tree_unflatten(again, structure)
+            if first:
+                given, named = first.pop()
+            else:
+                again = [values[place] for place in which]
+                given, named = pytree.tree_unflatten(again, structure)
             return call(module, *given, **named)
 
         made = _Made(bound, self._counts)
@@ -187,7 +204,7 @@ class Recompute:
             forward,
             *once,
             use_reentrant=False,
-            preserve_rng_state=bound.unit.random,
+            preserve_rng_state=True,
             context_fn=lambda: (made.first(), _Again(made)),
         )
 
@@ -268,8 +285,13 @@ class _Local(threading.local):
 @dataclass
 class _Counts:
     times: int = 0
+    left_out: int = 0
     seconds: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def leave_out(self) -> None:
+        with self.lock:
+            self.left_out += 1
 
     def add(self, seconds: float) -> None:
         with self.lock:
@@ -371,7 +393,8 @@ class _Made:
     def __init__(self, bound: _Bound, counts: _Counts) -> None:
         self._bound, self._counts = bound, counts
         self._before: list[tuple[Any, str, Any]] = []
-        self._training: list[bool] = []
+        self._attributes: list[dict[str, Any]] = []
+        self._generators: tuple[Any, ...] | None = None
         self._versions: list[int] = []
 
     @contextlib.contextmanager
@@ -388,9 +411,12 @@ class _Made:
                     read = not isinstance(owner, _NormBase)
                     self._before.append((ref, name, value.clone() if read else None))
         modules = list(self._bound.modules())
-        self._training = [module.training for module in modules]
+        self._attributes = [_plain_attributes(module) for module in modules]
         seen = _buffer_versions(modules, self._bound.written)
+        generators = _generators()
         yield
+        if generators != _generators():
+            self._generators = generators
         self._versions = _parameter_versions(modules)
         if seen != _buffer_versions(modules, self._bound.written):
             raise RuntimeError(
@@ -414,7 +440,8 @@ class _Made:
             )
         begin = time.perf_counter()
         kept: deque[tuple[Any, str, Any]] = deque()
-        modes = [module.training for module in modules]
+        attributes = [_plain_attributes(module) for module in modules]
+        generators = _generators() if self._generators is not None else None
         try:
             with torch.no_grad():
                 for ref, name, value in self._before:
@@ -422,15 +449,74 @@ class _Made:
                         now = owner._buffers.get(name)
                         kept.append((owner, name, now))
                         owner._buffers[name] = (now if value is None else value).clone()
-            for module, training in zip(modules, self._training, strict=True):
-                module.training = training
+            for module, values in zip(modules, self._attributes, strict=True):
+                _put_back(module, values)
+            if self._generators is not None:
+                _set_generators(self._generators)
             yield
         finally:
             for owner, name, value in kept:
                 owner._buffers[name] = value
-            for module, training in zip(modules, modes, strict=True):
-                module.training = training
+            for module, values in zip(modules, attributes, strict=True):
+                _put_back(module, values)
+            if generators is not None:
+                _set_generators(generators)
             self._counts.add(time.perf_counter() - begin)
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (list, dict, set, tuple)
+_MOST_IN_CONTAINER = 1024  # a longer one is left alone
+
+
+def _plain_attributes(module: Any) -> dict[str, Any]:
+    """A module's own attributes that are plain values, and copies of its containers of
+    such. Tensors are none: to hold them would keep their memory."""
+    found: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, _PLAIN):
+            found[name] = value
+        elif type(value) in _CONTAINERS and name not in _TORCHS_OWN:
+            held = value.values() if isinstance(value, dict) else value
+            few = len(value) <= _MOST_IN_CONTAINER
+            if few and all(isinstance(each, _PLAIN) for each in held):
+                found[name] = value, type(value)(value)
+    return found
+
+
+def _put_back(module: Any, values: dict[str, Any]) -> None:
+    """Give the attributes the values that `_plain_attributes` found."""
+    own = vars(module)
+    for name, value in values.items():
+        if not isinstance(value, tuple):
+            own[name] = value
+            continue
+        held, copy = value
+        if isinstance(held, list):
+            held[:] = copy
+        elif isinstance(held, dict | set):
+            held.clear()
+            held.update(copy)
+        own[name] = held
+
+
+# What torch.nn.Module itself keeps in a module, but for its mode.
+_TORCHS_OWN = frozenset(
+    {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+)
+
+
+def _generators() -> tuple[Any, ...]:
+    """The states of Python's and numpy's generators."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
+
+
+def _set_generators(states: tuple[Any, ...]) -> None:
+    own, name, keys, *rest = states
+    random.setstate(own)
+
+    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
 
 
 def _buffer_versions(

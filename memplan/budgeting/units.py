@@ -104,7 +104,7 @@ class _Search:
             module = calls.modules[number]
             ranges = [(call, int(self.recorded.inside_end[call])) for call in made]
             if module.path:
-                unit = Unit(module.root, module.path, 0, 0, module.kind, False, ())
+                unit = Unit(module.root, module.path, 0, 0, module.kind, ())
                 self._try(unit, ranges, module)
             if module.children > 1:
                 self._runs(module, ranges)
@@ -116,7 +116,7 @@ class _Search:
         if any(len(each) != module.children for each in children):
             return
         for first, last in runs(module.children):
-            unit = Unit(module.root, module.path, first, last, module.kind, False, ())
+            unit = Unit(module.root, module.path, first, last, module.kind, ())
             spans = [
                 (own[first], int(self.recorded.inside_end[own[last - 1]]))
                 for own in children
@@ -146,12 +146,7 @@ class _Search:
         cost += OVERHEAD_NS * len(used) * self.result.timed
         at = f"{unit.path}." if unit.path else ""
         written = (name.removeprefix(at) for name, _ in self._written(ranges))
-        random = any(
-            self.recorded.has(call, Flag.RANDOM)
-            for each in ranges
-            for call in self._top(*each)
-        )
-        unit = replace(unit, random=random, written=tuple(written))
+        unit = replace(unit, written=tuple(written))
         self.result.found.append(Candidate(unit, tuple(used), cost, saved))
 
     def _top(self, first: int, last: int) -> Iterator[int]:
@@ -187,9 +182,6 @@ class _Search:
             if obstacle:
                 own = each.path == unit.path
                 return obstacle if own else f"{each.path}: {obstacle}"
-        calls = [call for each in ranges for call in self._top(*each)]
-        if any(self.recorded.has(call, Flag.FOREIGN) for call in calls):
-            return "it draws from Python's or numpy's generator"
         if any(self.recorded.has(first, Flag.CHANGED) for first, _ in ranges):
             return "a tensor that it is given is changed in place"
         return ""
@@ -223,9 +215,8 @@ class _Search:
         released = max(last_needed, int(lives.end[kept].max(initial=0)) + 1)
         inputs = recorded.inputs.of(first)
         short = inputs[lives.end[inputs] < min(released, len(lives.events))]
-        random = any(recorded.has(call, Flag.RANDOM) for call in top)
         on_cpu = recorded.trace.info.device == "cpu"  # the generator's state is
-        state = STATE_BYTES if random and on_cpu else 0
+        state = STATE_BYTES if on_cpu else 0
         clones = tuple(size for _, size in self._written([(first, last)]))
         return Span(
             (first, last),

@@ -27,9 +27,8 @@ class Unit:
 
     root: index into `roots`. path: of the module in its root. first, last: of a run,
     the children [first, last) of the `torch.nn.Sequential` at `path`; both 0 for a
-    module. kind: class name. random: its forward draws from torch's generators, whose
-    states must be kept. written: buffers that its forward changes, by their paths in
-    the unit's module.
+    module. kind: class name. written: buffers that its forward changes, by their paths
+    in the unit's module.
     """
 
     root: int
@@ -37,7 +36,6 @@ class Unit:
     first: int
     last: int
     kind: str
-    random: bool
     written: tuple[str, ...]
 
     @property

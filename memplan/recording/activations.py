@@ -8,7 +8,6 @@ outermost call to its end.
 from __future__ import annotations
 
 import hashlib
-import random
 import sys
 import threading
 import time
@@ -21,7 +20,6 @@ from unittest import mock
 import numpy as np
 
 from memplan.core.recompute import Root
-from memplan.native import _alloc
 from memplan.recording.boundary import named_parts
 from memplan.recording.sites import in_backward, tensors_in
 from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
@@ -102,7 +100,9 @@ def _is_lazy(parameter: Any) -> bool:
 
 def obstacle_of(module: Any) -> str:
     """Why a call of the module cannot be made again; "" if nothing shows."""
-    if module._forward_hooks or module._forward_pre_hooks:
+    every = sys.modules["torch"].nn.modules.module
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    if hooked or every._global_forward_hooks or every._global_forward_pre_hooks:
         return _HOOKED
     if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
         return _COMPILED
@@ -233,7 +233,6 @@ class Activations:
             for name, each in module._buffers.items()
             if each is not None
         }
-        generators = self._generators()
         flags = Flag.GRAD if torch.is_grad_enabled() else Flag(0)
         parent = local.open[-1] if local.open else NO_CALL
         with self._lock:
@@ -258,11 +257,6 @@ class Activations:
         if timed is not None and (last := self._event()) is not None:
             self._timed[index] = timed, last
         self._outputs[index] = self._addresses(tensors_in(result))
-        now = self._generators()
-        if self._fake or now[0] != generators[0]:
-            flags |= Flag.RANDOM
-        if now[1:] != generators[1:]:
-            flags |= Flag.FOREIGN
         if any(_version(each) != was for each, was in versions):
             flags |= Flag.CHANGED
         row[4] = int(flags)
@@ -385,22 +379,6 @@ class Activations:
         event.record()
         return event
 
-    def _generators(self) -> tuple[Any, ...]:
-        """The states of torch's, Python's and numpy's generators."""
-        if self._fake:
-            return None, random.getstate(), _numpy_state()
-        torch = sys.modules["torch"]
-        _alloc.interrupt()
-        try:
-            state = torch.default_generator.get_state()
-            own = [state.numpy().tobytes()]
-        finally:
-            del state
-            _alloc.resume()
-        if torch.cuda.is_initialized():
-            own += [each.get_offset() for each in torch.cuda.default_generators]
-        return own, random.getstate(), _numpy_state()
-
 
 def _in_autocast_cache(tensor: Any) -> bool:
     """Whether it is a parameter that autocast converted, or a view of one."""
@@ -417,11 +395,6 @@ def _in_autocast_cache(tensor: Any) -> bool:
 def _is_small(buffer: Any) -> bool:
     plain = buffer.layout is sys.modules["torch"].strided and not buffer.is_quantized
     return bool(plain and buffer.is_contiguous() and buffer.nbytes <= _SMALL)
-
-
-def _numpy_state() -> object:
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return name, np.asarray(keys).tobytes(), rest
 
 
 def _version(tensor: Any) -> int:

@@ -26,15 +26,12 @@ _SAVED = ("call", "address", "packed_ns", "unpacked_ns", "cached_ns")
 class Flag(enum.IntFlag):
     """What is known of a call.
 
-    GRAD: gradients were enabled. RANDOM: it drew from torch's generators; FOREIGN: from
-    Python's or numpy's. CHANGED: a tensor that it was given was changed in place, by
-    the end of the outermost call.
+    GRAD: gradients were enabled. CHANGED: a tensor that it was given was changed in
+    place, by the end of the outermost call.
     """
 
     GRAD = 1
-    RANDOM = 2
-    FOREIGN = 4
-    CHANGED = 8
+    CHANGED = 2
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ import copy
 import gc
 import io
 import pickle
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -35,7 +37,7 @@ def plan_for(root: nn.Module, *paths: str, **more: Any) -> Recomputation:
         path, _, run = text.partition("@")
         first, last = map(int, run.split(":")) if run else (0, 0)
         kind = type(named[path]).__qualname__
-        fields = {"random": True, "written": ()} | more
+        fields = {"written": ()} | more
         units.append(Unit(0, path, first, last, kind, **fields))
     return Recomputation(0, 0, 0, 0, False, (root_of(root),), tuple(units))
 
@@ -228,6 +230,103 @@ def test_a_counter_in_a_buffer(kind: type[nn.Module]) -> None:
         calls=2,
         written=("calls",),
     )
+
+
+class Counted(nn.Module):
+    """Counts what it saw in attributes of its own, and its result depends on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.rows, self.loads, self.seen = 0, [0, 0], {"calls": 0}
+        self.scale: Tensor | None = None
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.rows += len(value)
+        self.loads[self.rows // 4 % 2] += 1
+        self.seen["calls"] += 1
+        if self.scale is None:
+            self.scale = torch.full((8,), 0.5)
+        value = torch.tanh(self.linear(value) * self.scale)
+        return value * (self.rows + self.loads[0]) / self.seen["calls"]
+
+
+def test_attributes_that_a_call_changes() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), Counted(), Counted())
+
+    torch.manual_seed(0)
+    plain = make()
+    other = copy.deepcopy(plain)
+    expected = state_after(plain, twice(rows()))
+    with recomputed(plan_for(other, "1", "2")):
+        found = state_after(other, twice(rows()))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    for one, two in zip(plain[1:], other[1:], strict=True):
+        assert (one.rows, one.loads, one.seen) == (two.rows, two.loads, two.seen)
+        assert torch.equal(one.scale, two.scale)
+
+
+class Drawing(nn.Module):
+    """Draws from Python's and numpy's generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, value: Tensor) -> Tensor:
+        scale = random.random() + float(np.random.rand())
+        return torch.tanh(self.linear(value) * scale)
+
+
+def test_other_generators() -> None:
+    def train(model: nn.Module) -> Tensor:
+        random.seed(1)
+        np.random.seed(1)
+        loss = twice(rows())(model)
+        drawn = random.random() + float(np.random.rand())
+        return loss + drawn
+
+    assert_same(lambda: nn.Sequential(Drawing(), Drawing()), train, "0", "1", calls=4)
+
+
+class Feeding(nn.Module):
+    """Puts its result into the dictionary and the list that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, values: dict[str, Tensor], seen: list[Tensor]) -> None:
+        values["hidden"] = torch.tanh(self.linear(values["hidden"]))
+        seen.append(values["hidden"])
+
+
+def test_containers_that_a_call_fills() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(Feeding() for _ in range(3))
+
+        def forward(self, value: Tensor) -> Tensor:
+            values, seen = {"hidden": value}, [value]
+            for part in self.parts:
+                part(values, seen)
+            assert len(seen) == 4
+            return sum(seen[1:], values["hidden"])
+
+    assert_same(Net, twice(rows()), "parts.0", "parts.1", "parts.2", calls=6)
+
+
+def test_hooks_that_come_later_run_once() -> None:
+    seen: list[int] = []
+    model = blocks()
+    with recomputed(plan_for(model, "0", "1")) as again:
+        model(torch.randn(4, 8)).sum().backward()
+        model[0].norm.register_forward_hook(lambda *_: seen.append(1))
+        model(torch.randn(4, 8)).sum().backward()
+    report = again.report()
+    assert (len(seen), report.left_out, report.recomputations) == (1, 1, 3)
 
 
 def test_spectral_norm() -> None:
@@ -463,7 +562,7 @@ def test_two_models_of_one_class() -> None:
             return self.layers(value)
 
     small, large = Critic(4), Critic(16)
-    units = tuple(Unit(i, "layers", 0, 0, "Sequential", False, ()) for i in (0, 1))
+    units = tuple(Unit(i, "layers", 0, 0, "Sequential", ()) for i in (0, 1))
     roots = root_of(small), root_of(large)
     part = Recomputation(0, 0, 0, 0, False, roots, units)
     with recomputed(part) as again:
@@ -529,7 +628,7 @@ def test_threads_train_side_by_side() -> None:
     models = [blocks() for _ in range(4)]
     inputs = [torch.randn(4, 8) for _ in models]
     plain = [copy.deepcopy(each).eval() for each in models]
-    units = tuple(Unit(i, "1", 0, 0, "Block", False, ()) for i in range(4))
+    units = tuple(Unit(i, "1", 0, 0, "Block", ()) for i in range(4))
     roots = tuple(root_of(each) for each in models)
     results: list[Tensor] = [torch.empty(0)] * len(models)
 

@@ -223,9 +223,9 @@ def test_why_modules_are_left_out(memplan: Run, tmp_path: Path) -> None:
     found = candidates(Recorded.of(package.read_trace(tmp_path / "t.parquet")))
     names = {each.unit.name for each in found.found}
     assert "plain" in names
-    assert not names & {"hooked", "drawing", "again", "changed"}
+    assert "drawing" in names
+    assert not names & {"hooked", "again", "changed"}
     assert found.excluded["hooked"].startswith("hooked.1: it has forward hooks")
-    assert found.excluded["drawing"] == "it draws from Python's or numpy's generator"
     assert found.excluded["changed"] == "a tensor that it is given is changed in place"
     assert not [name for name in names if name.startswith("again")]
 
@@ -299,7 +299,6 @@ def test_plan_files(memplan: Run, tmp_path: Path) -> None:
         ({"root": 7}, "there is no such root"),
         ({"first": 3, "last": 2}, "must be greater than first"),
         ({"path": 1}, "must be text"),
-        ({"random": 1}, "must be true or false"),
     ]
     part = plan.recompute
     assert part is not None
