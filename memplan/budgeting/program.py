@@ -72,8 +72,8 @@ class Program:
                 freed = int(end[buffer])
                 held = _Effect(number, freed, span.released, int(size[buffer]))
                 effects.append(held)
-            if span.state:
-                effects.append(_Effect(number, span.begin, span.released, span.state))
+            if span.besides:
+                effects.append(_Effect(number, span.begin, span.released, span.besides))
         return effects
 
     def _apart(self, rows: Rows) -> None:

@@ -132,6 +132,19 @@ class Recorded:
         known = self.buffer[self.buffer != NONE]
         return np.bincount(known, minlength=len(self.lives)).astype(np.int64)
 
+    def next_needed(self, row: int) -> int:
+        """The first row after `row` at which a saved tensor is needed, in the same
+        step; else `row`."""
+        at = int(np.searchsorted(self._needed, row, side="right"))
+        following = int(self._needed[at]) if at < len(self._needed) else NEVER
+        step = int(np.searchsorted(self.edges, row, side="right"))
+        end = int(self.edges[min(step, len(self.edges) - 1)])
+        return following if following < end else row
+
+    @cached_property
+    def _needed(self) -> Int64Array:
+        return np.unique(self.unpacked[self.unpacked != NEVER])
+
     @cached_property
     def cached_until(self) -> Int64Array:
         """Of each allocation the row until which autocast's cache held it, or 0."""

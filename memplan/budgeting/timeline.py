@@ -179,10 +179,10 @@ class _Draft:
         # Inputs live on until nothing is needed, and so does the generator's state.
         for buffer in span.held.tolist():
             self._postpone(buffer, until)
-        if span.state:
-            state = self.place(span.state)
-            self.add(begin, _At.BEGIN, Action.ALLOC, state, like, span.state)
-            self.add(until, _At.NEEDED, Action.FREE_COMPLETED, state, like, span.state)
+        for size in (*(span.state,) * bool(span.state), *span.copies):
+            place = self.place(size)
+            self.add(begin, _At.BEGIN, Action.ALLOC, place, like, size)
+            self.add(until, _At.NEEDED, Action.FREE_COMPLETED, place, like, size)
 
     def add_workspaces(self, needed: int) -> None:
         """The workspaces of the thread that makes the first call again."""

@@ -14,6 +14,7 @@ from memplan.levels import level
 from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
 
 OVERHEAD_NS = 50_000  # of making one call again, beside the call itself
+_NORMS = ("BatchNorm", "InstanceNorm")  # in the names of classes: not read
 _KEPT = "it is kept, as you asked"
 STATE_BYTES = 5_056  # of the state of torch's generator on the CPU
 MOST_CHILDREN = 12  # of a Sequential whose runs are all looked at
@@ -31,7 +32,8 @@ class Span:
     is `end`, or when autocast's cache is emptied) to `needed` and beyond. held: inputs
     that live until `released` only if it is made again. again: the most bytes alive of
     what the call allocates when it is made again. clones: bytes of each buffer that is
-    cloned for that. state: bytes of generators' states.
+    cloned for that; copies: of those that are cloned before the call, too. state: bytes
+    of generators' states.
     """
 
     calls: tuple[int, int]
@@ -45,7 +47,13 @@ class Span:
     held: Int64Array
     again: int
     clones: tuple[int, ...]
+    copies: tuple[int, ...]
     state: int
+
+    @property
+    def besides(self) -> int:
+        """Bytes that a unit keeps from its begin, beside its inputs."""
+        return self.state + sum(self.copies)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +153,7 @@ class _Search:
         cost = sum(float(self.cost[i]) for each in ranges for i in self._top(*each))
         cost += OVERHEAD_NS * len(used) * self.result.timed
         at = f"{unit.path}." if unit.path else ""
-        written = (name.removeprefix(at) for name, _ in self._written(ranges))
+        written = (name.removeprefix(at) for name, *_ in self._written(ranges))
         unit = replace(unit, written=tuple(written))
         self.result.found.append(Candidate(unit, tuple(used), cost, saved))
 
@@ -160,11 +168,14 @@ class _Search:
         found: list[int] = np.unique(np.concatenate(numbers)).tolist()
         return found
 
-    def _written(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
-        """Path in the root and bytes of each buffer that some calls change."""
+    def _written(
+        self, ranges: Sequence[tuple[int, int]]
+    ) -> list[tuple[str, int, bool]]:
+        """Path in the root and bytes of each buffer that some calls change, and whether
+        they read it as well."""
         modules = [self.calls.modules[i] for i in self._modules_in(ranges)]
         return sorted(
-            (f"{each.path}.{name}", size)
+            (f"{each.path}.{name}", size, not any(n in each.kind for n in _NORMS))
             for each in modules
             for name, size in zip(each.written, each.written_bytes, strict=True)
         )
@@ -211,13 +222,15 @@ class _Search:
         kept = kept[lives.end[kept] > needed] if needed < NEVER else kept[:0]
         kept = kept[recorded.cached_until[kept] < needed]
         unpacked = recorded.unpacked[own & (recorded.unpacked != NEVER)]
-        last_needed = int(unpacked.max(initial=0))
-        released = max(last_needed, int(lives.end[kept].max(initial=0)) + 1)
+        # The last operator's backward is over when another one needs something.
+        after = recorded.next_needed(int(unpacked.max(initial=0)))
+        released = max(after, int(lives.end[kept].max(initial=0)) + 1)
         inputs = recorded.inputs.of(first)
         short = inputs[lives.end[inputs] < min(released, len(lives.events))]
         on_cpu = recorded.trace.info.device == "cpu"  # the generator's state is
         state = STATE_BYTES if on_cpu else 0
-        clones = tuple(size for _, size in self._written([(first, last)]))
+        written = self._written([(first, last)])
+        clones = tuple(size for _, size, _ in written)
         return Span(
             (first, last),
             begin,
@@ -230,6 +243,7 @@ class _Search:
             short,
             self._again(begin, stop) + sum(clones) + state,
             clones,
+            tuple(size for _, size, is_read in written if is_read),
             state,
         )
 

@@ -130,6 +130,7 @@ class Activations:
         self._local = _Local()
         self._numbers: dict[int, tuple[Any, int]] = {}  # by id of a module
         self._roots: list[Root] = []
+        self._outermost: list[Any] = []  # their modules, as weak references
         self._modules: list[Module] = []
         self._calls: list[list[int]] = []
         self._inputs: list[tuple[int, ...]] = []
@@ -300,11 +301,17 @@ class Activations:
         """Number the modules of an outermost one that was not met before."""
         with self._lock:
             self._roots.append(root_of(root))
+            self._outermost.append(weakref.ref(root))
             at = len(self._roots) - 1
-            for path, part in named_parts(root):
+            parts = list(named_parts(root))
+            inside = {id(part) for _, part in parts}
+            for path, part in parts:
                 known = self._numbers.get(id(part))
                 if known is not None and known[0]() is part:
-                    continue
+                    # Parts of what is a part itself get the longer path.
+                    before = self._outermost[self._modules[known[1]].root]()
+                    if before is None or id(before) not in inside:
+                        continue
                 children = len(part._modules) if is_sequence(part) else 0
                 self._numbers[id(part)] = weakref.ref(part), len(self._modules)
                 obstacle = obstacle_of(part)

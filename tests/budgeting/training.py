@@ -147,6 +147,26 @@ def train():
     return loss.item()
 """
 
+NORMALIZED = """
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        make = nn.utils.parametrizations.spectral_norm
+        self.first, self.last = make(nn.Linear(128, 256)), make(nn.Linear(256, 128))
+
+    def forward(self, value):
+        return value + self.last(torch.tanh(self.first(value)))
+
+model = nn.Sequential(*[Part() for _ in range(4)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    loss = model(torch.randn(1024, 128)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
 MIXED = ENCODER.replace(
     "    loss = model(",
     "    with torch.autocast('cpu', torch.bfloat16):\n        loss = model(",
@@ -155,6 +175,7 @@ MIXED = ENCODER.replace(
 PROGRAMS = {
     "encoder": ENCODER,
     "mixed": MIXED,
+    "normalized": NORMALIZED,
     "convolutions": CONVOLUTIONS,
     "shared": SHARED,
     "adversaries": ADVERSARIES,
