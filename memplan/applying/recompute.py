@@ -40,6 +40,7 @@ from memplan.recording.activations import (
     kind_of,
     obstacle_of,
     root_of,
+    version_of,
 )
 from memplan.recording.boundary import named_parts
 
@@ -72,7 +73,7 @@ class Recompute:
         self._local = _Local()
         # By the id of a module, which Python may reuse: the module, and what it is.
         self._known: dict[int, tuple[Any, _Role | None]] = {}
-        self._roots: list[Any] = [None] * len(part.roots)  # weak references
+        self._found = False  # a module with units
         self._counts = _Counts()
         self._lock = threading.Lock()
 
@@ -108,8 +109,6 @@ class Recompute:
         if known is None or known[0]() is not module:
             self._meet(module)
             known = self._known[id(module)]
-        if not torch.is_grad_enabled():
-            return call(module, *args, **kwargs)
         sequence, local.sequence = local.sequence, None
         try:
             if sequence is not None:
@@ -125,7 +124,9 @@ class Recompute:
         at, running.at = running.at, running.at + 1
         if at < running.done:  # the run's first call made this one, too
             return args[0]
-        bound = running.sequence.longest(at, NO_LIMIT)
+        bound = None
+        if sys.modules["torch"].is_grad_enabled():
+            bound = running.sequence.longest(at, NO_LIMIT)
         if bound is None:
             return self._child(call, module, args, kwargs)
         running.done = bound.unit.last
@@ -135,7 +136,7 @@ class Recompute:
         """A child that is in no run: it may be a unit of its own, or a Sequential."""
         known = self._known.get(id(module))
         what = None if known is None or known[0]() is not module else known[1]
-        if what is None:
+        if what is None or not sys.modules["torch"].is_grad_enabled():
             return call(module, *args, **kwargs)
         own = call
         if what.sequence is not None:
@@ -211,40 +212,33 @@ class Recompute:
     def _meet(self, module: Any) -> None:
         """Find the units in a module that was not called before, and in its parts."""
         with self._lock:
-            wanted = [i for i, root in enumerate(self._part.roots) if self._free(i)]
-            kinds = {self._part.roots[i].kind for i in wanted}
-            found = root_of(module) if kind_of(module) in kinds else None
-            for i in wanted:
-                if found is not None and found == self._part.roots[i]:
-                    self._roots[i] = weakref.ref(module)
-                    self._bind(i, module)
-                    return
-            roots = {unit.root for unit in self._part.units} & set(wanted)
+            self._known[id(module)] = weakref.ref(module), None
+            roots = self._part.roots
+            planned = {unit.root for unit in self._part.units}
+            if kind_of(module) not in {roots[i].kind for i in planned}:
+                return
+            found = root_of(module)
+            if like := {i for i, root in enumerate(roots) if root == found}:
+                # Models that are equal may change roles: each gets the units of all.
+                self._bind(like, module)
+                return
             plain = type(module).__module__.startswith("torch.")  # there may be many
-            if (
-                found is not None
-                and not plain
-                and any(self._part.roots[i].kind == found.kind for i in roots)
-            ):
+            if not plain and not self._found:
                 raise InputError(
                     f"{self._name} was made for another {found.kind}: modules, their "
                     "names or the shapes of their parameters differ; record the "
                     "program again"
                 )
-            self._known[id(module)] = weakref.ref(module), None
 
-    def _free(self, root: int) -> bool:
-        """Whether no module stands for a root, or that module is gone."""
-        return self._roots[root] is None or self._roots[root]() is None
-
-    def _bind(self, root: int, module: Any) -> None:
+    def _bind(self, roots: set[int], module: Any) -> None:
+        self._found |= any(unit.root in roots for unit in self._part.units)
         parts = dict(named_parts(module))
         for part in parts.values():
             known = self._known.get(id(part))
             if known is None or known[0]() is not part:
                 self._known[id(part)] = weakref.ref(part), None
         for unit in self._part.units:
-            if unit.root != root:
+            if unit.root not in roots:
                 continue
             part = parts.get(unit.path)
             children = [] if part is None else list(part._modules.values())
@@ -395,7 +389,7 @@ class _Made:
         self._before: list[tuple[Any, str, Any]] = []
         self._attributes: list[dict[str, Any]] = []
         self._generators: tuple[Any, ...] | None = None
-        self._versions: list[int] = []
+        self._versions: list[tuple[int, int]] = []
 
     @contextlib.contextmanager
     def first(self) -> Iterator[None]:
@@ -525,16 +519,17 @@ def _buffer_versions(
     """Identity and version of each buffer, except those named."""
     left_out = {(id(ref()), name) for ref, name in without}
     return [
-        (id(value), value._version)
+        (id(value), version_of(value))
         for module in modules
         for name, value in module._buffers.items()
         if value is not None and (id(module), name) not in left_out
     ]
 
 
-def _parameter_versions(modules: Sequence[Any]) -> list[int]:
+def _parameter_versions(modules: Sequence[Any]) -> list[tuple[int, int]]:
+    """Version and storage of each parameter: `.data` may be another one."""
     return [
-        value._version
+        (version_of(value), value.untyped_storage()._cdata)
         for module in modules
         for value in module._parameters.values()
         if value is not None

@@ -9,6 +9,7 @@ states; they go to `result` as JSON, and the trace of the run to `trace`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
@@ -64,8 +65,8 @@ class Watched:
         self._inside = False
         self._wrapper = CallWrapper(self._call)
 
-    def start(self) -> mock._patch[Any]:
-        """Begin; the patch, to be entered, sees backward passes."""
+    def start(self) -> contextlib.ExitStack:
+        """Begin; within what is returned, backward passes are seen."""
         import torch
 
         self._wrapper.start()
@@ -77,7 +78,19 @@ class Watched:
             if not in_backward():
                 self._note(given)
 
-        return mock.patch.object(torch.autograd, "backward", watched)
+        gradient = torch.autograd.grad
+
+        def graded(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            given = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            result = gradient(outputs, *args, **kwargs)
+            if not in_backward():
+                self._note([*given, *(each for each in result if each is not None)])
+            return result
+
+        stack = contextlib.ExitStack()
+        for name, function in (("backward", watched), ("grad", graded)):
+            stack.enter_context(mock.patch.object(torch.autograd, name, function))
+        return stack
 
     def _call(
         self, call: Callable[..., Any], module: Any, args: Any, kwargs: Any

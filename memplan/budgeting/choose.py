@@ -309,7 +309,7 @@ class Budgeting:
         cost = math.fsum(each.cost for each in both)
         share = cost / self.candidates.forward if self.candidates.forward else 0.0
         part = Recomputation(
-            budget or peak + RESERVE * bool(both),
+            budget or peak + RESERVE,
             peak,
             self.eager,
             round(share * 1000),

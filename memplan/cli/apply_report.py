@@ -48,9 +48,9 @@ def show_report(report: Report) -> None:
             ("budget", f"{budget}, {expected} of tensors expected"),
         ]
         if report.memory is not None:
-            rows.append(
-                ("live", f"{format_bytes(report.memory.most_live)} at the most")
-            )
+            live = report.memory.most_live
+            over = ", more than the budget" if live > again.budget else ""
+            rows.append(("live", f"{format_bytes(live)} at the most{over}"))
     if report.fault:
         rows.append(("not applied", report.fault))
     rows += _cuda_arenas(report)

@@ -110,12 +110,10 @@ def obstacle_of(module: Any) -> str:
 
 
 class _Local(threading.local):
-    """Of a thread: its open calls; inputs to look at again when the outermost ends:
-    call, weak reference and version; whether autocast was on when the last began."""
+    """Of a thread: its open calls; whether autocast was on when the last began."""
 
     def __init__(self) -> None:
         self.open: list[int] = []
-        self.given: list[tuple[int, Any, int]] = []
         self.autocast = False
 
 
@@ -136,6 +134,9 @@ class Activations:
         self._inputs: list[tuple[int, ...]] = []
         self._outputs: list[tuple[int, ...]] = []
         self._saved: list[list[int]] = []
+        # Of a call, until the backward pass comes to it: its inputs, as weak
+        # references, and their versions.
+        self._given: dict[int, list[tuple[Any, int]]] = {}
         self._cached: list[list[int]] = []  # those that autocast's cache holds, too
         self._patch: Any = None  # of the function that empties the cache
         self._timed: dict[int, tuple[Any, Any]] = {}  # CUDA events of a call
@@ -228,7 +229,7 @@ class Activations:
         if obstacle := obstacle_of(module):  # a hook may have come since it was met
             self._object_to(module, obstacle)
         given = list(tensors_in((args, kwargs)))
-        versions = [(each, _version(each)) for each in given]
+        versions = [(each, version_of(each)) for each in given]
         buffers = {
             name: (each, self._state_of(module, each))
             for name, each in module._buffers.items()
@@ -246,7 +247,7 @@ class Activations:
         local.autocast = torch.is_autocast_cache_enabled() and any(
             map(torch.is_autocast_enabled, ("cpu", "cuda"))
         )
-        local.given += [(index, weakref.ref(each), was) for each, was in versions]
+        self._given[index] = [(weakref.ref(each), was) for each, was in versions]
         del given
         timed = self._event()
         row[2] = time.monotonic_ns()
@@ -258,18 +259,16 @@ class Activations:
         if timed is not None and (last := self._event()) is not None:
             self._timed[index] = timed, last
         self._outputs[index] = self._addresses(tensors_in(result))
-        if any(_version(each) != was for each, was in versions):
+        if any(version_of(each) != was for each, was in versions):
             flags |= Flag.CHANGED
         row[4] = int(flags)
         written = {
-            name: int(each.nbytes)
+            name: _bytes_of(each)
             for name, (each, was) in buffers.items()
             if module._buffers.get(name) is not each
             or self._state_of(module, each) != was
         }
         self._write(number, written)
-        if not local.open:
-            self._look_again()
         return result
 
     def _state_of(self, module: Any, buffer: Any) -> object:
@@ -280,22 +279,24 @@ class Activations:
         they hold, elsewhere those of batch norm count as changed.
         """
         torch = sys.modules["torch"]
-        if not self._fake and buffer.device.type == "cpu" and _is_small(buffer):
+        if not self._fake and _is_small(buffer) and buffer.device.type == "cpu":
             with torch.no_grad():
                 held = buffer.detach().view(-1).view(torch.uint8)
-                return _version(buffer), held.numpy().tobytes()
+                return version_of(buffer), held.numpy().tobytes()
         kind = torch.nn.modules.batchnorm._NormBase
         if isinstance(module, kind) and module.training:
             return object()
-        return _version(buffer)
+        return version_of(buffer)
 
-    def _look_again(self) -> None:
-        """Inputs that were changed after the call that they were given to."""
-        for index, ref, was in self._local.given:
-            tensor = ref()
-            if tensor is not None and _version(tensor) != was:
-                self._calls[index][4] |= int(Flag.CHANGED)
-        self._local.given.clear()
+    def _look_again(self, call: int) -> None:
+        """Whether inputs of a call that is needed again, or of those around it, were
+        changed since."""
+        while call != NO_CALL:
+            for ref, was in self._given.pop(call, ()):
+                tensor = ref()
+                if tensor is not None and version_of(tensor) != was:
+                    self._calls[call][4] |= int(Flag.CHANGED)
+            call = self._calls[call][1]
 
     def _meet(self, root: Any) -> None:
         """Number the modules of an outermost one that was not met before."""
@@ -357,7 +358,9 @@ class Activations:
         if not isinstance(packed, tuple):
             return packed
         row, tensor = packed
-        row[3] = row[3] or time.monotonic_ns()
+        if not row[3]:
+            row[3] = time.monotonic_ns()
+            self._look_again(row[0])
         return tensor
 
     def _addresses(self, tensors: Any) -> tuple[int, ...]:
@@ -399,12 +402,26 @@ def _in_autocast_cache(tensor: Any) -> bool:
     return type(source).__name__ == "AccumulateGrad"
 
 
+def _bytes_of(tensor: Any) -> int:
+    torch = sys.modules["torch"]
+    with torch._C.DisableTorchFunction():
+        if tensor.layout is not torch.strided:
+            return 0
+        return int(tensor.untyped_storage().nbytes())
+
+
 def _is_small(buffer: Any) -> bool:
-    plain = buffer.layout is sys.modules["torch"].strided and not buffer.is_quantized
-    return bool(plain and buffer.is_contiguous() and buffer.nbytes <= _SMALL)
+    torch = sys.modules["torch"]
+    if type(buffer) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return False  # one that is not made yet, or a class of the program's
+    if buffer.layout is not torch.strided or buffer.is_quantized:
+        return False
+    plain = not (buffer.is_conj() or buffer.is_neg())
+    few = 0 < buffer.nbytes <= _SMALL
+    return bool(plain and few and buffer.is_contiguous())
 
 
-def _version(tensor: Any) -> int:
+def version_of(tensor: Any) -> int:
     """How often it was changed in place; 0 for an inference tensor, which has no
     count."""
     with sys.modules["torch"]._C.DisableTorchFunction():

@@ -27,7 +27,7 @@ class Flag(enum.IntFlag):
     """What is known of a call.
 
     GRAD: gradients were enabled. CHANGED: a tensor that it was given was changed in
-    place, by the end of the outermost call.
+    place, before the backward pass came to the call.
     """
 
     GRAD = 1

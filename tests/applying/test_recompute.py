@@ -587,6 +587,63 @@ def test_another_model_than_the_plans_raises() -> None:
         Net(5)(torch.randn(2, 8))
 
 
+def test_a_model_that_grows_is_trained_as_it_is() -> None:
+    class Net(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(Block() for _ in range(count))
+
+        def forward(self, value: Tensor) -> Tensor:
+            for part in self.parts:
+                value = part(value)
+            return value
+
+    small = Net(2)
+    with recomputed(plan_for(small, "parts.0")) as again:
+        small(torch.randn(4, 8)).sum().backward()
+        Net(3)(torch.randn(4, 8)).sum().backward()
+    assert again.report().recomputations == 1
+
+
+def test_models_that_are_equal_may_change_roles() -> None:
+    one = blocks()
+    other = copy.deepcopy(one)
+    with recomputed(plan_for(one, "0", "@1:3")) as again:
+        for model in (one, other):
+            with torch.no_grad():
+                other(torch.randn(4, 8))
+            model(torch.randn(4, 8)).sum().backward()
+    assert again.report().recomputations == 4
+
+
+def test_weights_that_are_exchanged_before_the_backward_pass_raise() -> None:
+    model = blocks()
+    with recomputed(plan_for(model, "0")):
+        loss = model(torch.randn(4, 8)).sum()
+        weight = model[0].norm.weight
+        weight.data = weight.data.clone()
+        with pytest.raises(RuntimeError, match="were changed between"):
+            loss.backward()
+
+
+def test_gradients_that_are_off_for_some_children() -> None:
+    class Off(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            torch.set_grad_enabled(False)
+            return value
+
+    class On(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            torch.set_grad_enabled(True)
+            return value
+
+    def make() -> nn.Module:
+        middle = (Off(), nn.Linear(8, 8), On())
+        return nn.Sequential(Block(), Block(), *middle, Block(), Block())
+
+    assert_same(make, twice(rows()), "@5:7", calls=2)
+
+
 def test_a_loss_that_is_a_module_is_no_other_model() -> None:
     model, loss = blocks(), nn.MSELoss()
     with recomputed(plan_for(model, "0")) as again:

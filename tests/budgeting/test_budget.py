@@ -230,6 +230,49 @@ def test_why_modules_are_left_out(memplan: Run, tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith("again")]
 
 
+UNUSUAL = """
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.made = nn.LazyLinear(64)
+        self.normed = nn.LazyBatchNorm1d()
+        self.register_buffer("turned", torch.randn(64, dtype=torch.complex64).conj())
+        self.register_buffer("sparse", torch.eye(64).to_sparse())
+        self.register_buffer("none", torch.empty(0))
+
+    def forward(self, value):
+        value = self.normed(torch.tanh(self.made(value)))
+        return (value * self.turned).real + torch.sparse.mm(self.sparse, value.t()).t()
+
+model = nn.Sequential(Odd(), Odd())
+model(torch.randn(256, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    loss = model(torch.randn(256, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+SHORT = """
+for step in range(steps):
+    optimizer.zero_grad()
+    print(train().hex())
+"""
+
+
+def test_modules_with_unusual_tensors_are_recorded(
+    memplan: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(script_of(UNUSUAL).split("\nfor ")[0] + SHORT)
+    done = memplan("record", "--activations", "-q", "-o", "t.parquet", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 6
+    solved = memplan("solve", "t.parquet", "--budget", "min", "--method", "bestfit")
+    assert solved.returncode == 0, solved.stderr
+    assert memplan("apply", "-q", "t.plan.json", "train.py").stdout == done.stdout
+
+
 def test_commands(memplan: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script_of(ENCODER))
     recorded = memplan("record", "--activations", "-o", "t.parquet", "train.py")
