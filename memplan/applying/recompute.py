@@ -2,36 +2,22 @@
 
 A unit's forward call goes through `torch.utils.checkpoint`: autograd keeps its inputs
 only, and the call is made again in the backward pass. Units may lie within units.
-Modules, their attributes and their `state_dict` stay as they are.
-
-Where the second call would compute something else, this keeps it the same. It finds
-what the first one found: the states of torch's, Python's and numpy's generators;
-buffers that the first call changed, as clones (batch norm does not read what it writes:
-its statistics are cloned only then); numbers, texts and containers of such among
-modules' attributes; the mode, training or not. What it changes of these is undone. A
-unit with forward hooks, which would run twice, is not computed again. What cannot be
-kept the same raises: parameters that were changed between the two calls, and buffers
-that the recording did not see changed.
+Modules, their attributes and their `state_dict` stay as they are. `second_call` keeps
+what the second call finds the same.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import random
 import sys
 import threading
-import time
 import weakref
-from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from memplan.applying.second_call import Again, Bound, Made
 from memplan.core.plan import Plan
-from memplan.core.recompute import Recomputation, Unit
+from memplan.core.recompute import Recomputation
 from memplan.errors import InputError
 from memplan.recording.activations import (
     Caller,
@@ -40,7 +26,6 @@ from memplan.recording.activations import (
     kind_of,
     obstacle_of,
     root_of,
-    version_of,
 )
 from memplan.recording.boundary import named_parts
 
@@ -154,7 +139,7 @@ class Recompute:
         finally:
             self._local.sequence = before
 
-    def _run(self, sequence: _Sequence, bound: _Bound, call: Caller, value: Any) -> Any:
+    def _run(self, sequence: _Sequence, bound: Bound, call: Caller, value: Any) -> Any:
         """A run of children as one unit; shorter ones lie within it."""
         first, last = bound.unit.first, bound.unit.last
         children = [ref() for ref in bound.children]
@@ -174,7 +159,7 @@ class Recompute:
         return self._unit(bound, through, children[0], (value,), {})
 
     def _unit(
-        self, bound: _Bound, call: Caller, module: Any, args: Any, kwargs: Any
+        self, bound: Bound, call: Caller, module: Any, args: Any, kwargs: Any
     ) -> Any:
         """The call of a unit, of which autograd keeps the inputs only."""
         from torch.utils import _pytree as pytree
@@ -200,13 +185,13 @@ class Recompute:
                 given, named = pytree.tree_unflatten(again, structure)
             return call(module, *given, **named)
 
-        made = _Made(bound, self._counts)
+        made = Made(bound, self._counts.add)
         return checkpoint(
             forward,
             *once,
             use_reentrant=False,
             preserve_rng_state=True,
-            context_fn=lambda: (made.first(), _Again(made)),
+            context_fn=lambda: (made.first(), Again(made)),
         )
 
     def _meet(self, module: Any) -> None:
@@ -248,7 +233,7 @@ class Recompute:
                     "lacks; record the program again"
                 )
             own = children[unit.first : unit.last] if unit.last else [part]
-            bound = _Bound.of(unit, part, own)
+            bound = Bound.of(unit, part, own)
             role = self._known[id(part)][1] or _Role()
             self._known[id(part)] = weakref.ref(part), role
             if not unit.last:
@@ -297,9 +282,9 @@ class _Counts:
 class _Sequence:
     """A Sequential of which runs of children are computed again."""
 
-    runs: list[_Bound] = field(default_factory=list)
+    runs: list[Bound] = field(default_factory=list)
 
-    def longest(self, first: int, most: int) -> _Bound | None:
+    def longest(self, first: int, most: int) -> Bound | None:
         """The longest run from child `first` on, of at most `most` children."""
         found = [
             run
@@ -313,7 +298,7 @@ class _Sequence:
 class _Role:
     """What a module is in a plan: a unit, a Sequential with runs, or both."""
 
-    bound: _Bound | None = None
+    bound: Bound | None = None
     sequence: _Sequence | None = None
 
     @property
@@ -331,206 +316,3 @@ class _Running:
     sequence: _Sequence
     at: int = 0
     done: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class _Bound:
-    """A unit and what it is in this program, by weak references. parts: its modules;
-    written: owner, name and path of each buffer that its call changes."""
-
-    unit: Unit
-    children: tuple[Any, ...]
-    parts: tuple[Any, ...]
-    written: tuple[tuple[Any, str], ...]
-
-    @classmethod
-    def of(cls, unit: Unit, module: Any, children: Sequence[Any]) -> _Bound:
-        parts = {id(each): each for child in children for _, each in named_parts(child)}
-        named = dict(named_parts(module))
-        written = []
-        for path in unit.written:
-            owner, _, name = path.rpartition(".")
-            if owner in named and name in named[owner]._buffers:
-                written.append((weakref.ref(named[owner]), name))
-        return cls(
-            unit,
-            tuple(map(weakref.ref, children)),
-            tuple(map(weakref.ref, parts.values())),
-            tuple(written),
-        )
-
-    def modules(self) -> Iterator[Any]:
-        """Its modules that are still there."""
-        for ref in self.parts:
-            if (module := ref()) is not None:
-                yield module
-
-
-class _Again:
-    """The context `_Made.again`, entered for each backward pass of a graph."""
-
-    def __init__(self, made: _Made) -> None:
-        self._made = made
-        self._open: list[Any] = []
-
-    def __enter__(self) -> None:
-        self._open.append(self._made.again())
-        self._open[-1].__enter__()
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._open.pop().__exit__(*error)
-
-
-class _Made:
-    """One call of a unit: what it found, so that it finds the same the second time."""
-
-    def __init__(self, bound: _Bound, counts: _Counts) -> None:
-        self._bound, self._counts = bound, counts
-        self._before: list[tuple[Any, str, Any]] = []
-        self._attributes: list[dict[str, Any]] = []
-        self._generators: tuple[Any, ...] | None = None
-        self._versions: list[tuple[int, int]] = []
-
-    @contextlib.contextmanager
-    def first(self) -> Iterator[None]:
-        """Around the call itself."""
-        import torch
-        from torch.nn.modules.batchnorm import _NormBase
-
-        with torch.no_grad():
-            for ref, name in self._bound.written:
-                owner = ref()
-                value = None if owner is None else owner._buffers.get(name)
-                if value is not None:
-                    read = not isinstance(owner, _NormBase)
-                    self._before.append((ref, name, value.clone() if read else None))
-        modules = list(self._bound.modules())
-        self._attributes = [_plain_attributes(module) for module in modules]
-        seen = _buffer_versions(modules, self._bound.written)
-        generators = _generators()
-        yield
-        if generators != _generators():
-            self._generators = generators
-        self._versions = _parameter_versions(modules)
-        if seen != _buffer_versions(modules, self._bound.written):
-            raise RuntimeError(
-                f"memplan: {self._bound.unit.name} changed a buffer in its forward "
-                "call that it did not change while it was recorded, and cannot be "
-                "computed again with the same result; record the program again, or "
-                f"leave it out with --keep {self._bound.unit.path}"
-            )
-
-    @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
-        """Around the same call, when it is made again."""
-        import torch
-
-        modules = list(self._bound.modules())
-        if self._versions != _parameter_versions(modules):
-            raise RuntimeError(
-                f"memplan: parameters of {self._bound.unit.name} were changed between "
-                "its forward call and the backward pass, which needs the call again; "
-                f"leave it out with --keep {self._bound.unit.path}"
-            )
-        begin = time.perf_counter()
-        kept: deque[tuple[Any, str, Any]] = deque()
-        attributes = [_plain_attributes(module) for module in modules]
-        generators = _generators() if self._generators is not None else None
-        try:
-            with torch.no_grad():
-                for ref, name, value in self._before:
-                    if (owner := ref()) is not None:
-                        now = owner._buffers.get(name)
-                        kept.append((owner, name, now))
-                        owner._buffers[name] = (now if value is None else value).clone()
-            for module, values in zip(modules, self._attributes, strict=True):
-                _put_back(module, values)
-            if self._generators is not None:
-                _set_generators(self._generators)
-            yield
-        finally:
-            for owner, name, value in kept:
-                owner._buffers[name] = value
-            for module, values in zip(modules, attributes, strict=True):
-                _put_back(module, values)
-            if generators is not None:
-                _set_generators(generators)
-            self._counts.add(time.perf_counter() - begin)
-
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_CONTAINERS = (list, dict, set, tuple)
-_MOST_IN_CONTAINER = 1024  # a longer one is left alone
-
-
-def _plain_attributes(module: Any) -> dict[str, Any]:
-    """A module's own attributes that are plain values, and copies of its containers of
-    such. Tensors are none: to hold them would keep their memory."""
-    found: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if isinstance(value, _PLAIN):
-            found[name] = value
-        elif type(value) in _CONTAINERS and name not in _TORCHS_OWN:
-            held = value.values() if isinstance(value, dict) else value
-            few = len(value) <= _MOST_IN_CONTAINER
-            if few and all(isinstance(each, _PLAIN) for each in held):
-                found[name] = value, type(value)(value)
-    return found
-
-
-def _put_back(module: Any, values: dict[str, Any]) -> None:
-    """Give the attributes the values that `_plain_attributes` found."""
-    own = vars(module)
-    for name, value in values.items():
-        if not isinstance(value, tuple):
-            own[name] = value
-            continue
-        held, copy = value
-        if isinstance(held, list):
-            held[:] = copy
-        elif isinstance(held, dict | set):
-            held.clear()
-            held.update(copy)
-        own[name] = held
-
-
-# What torch.nn.Module itself keeps in a module, but for its mode.
-_TORCHS_OWN = frozenset(
-    {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
-)
-
-
-def _generators() -> tuple[Any, ...]:
-    """The states of Python's and numpy's generators."""
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
-
-
-def _set_generators(states: tuple[Any, ...]) -> None:
-    own, name, keys, *rest = states
-    random.setstate(own)
-
-    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
-
-
-def _buffer_versions(
-    modules: Sequence[Any], without: Sequence[tuple[Any, str]]
-) -> list[tuple[int, int]]:
-    """Identity and version of each buffer, except those named."""
-    left_out = {(id(ref()), name) for ref, name in without}
-    return [
-        (id(value), version_of(value))
-        for module in modules
-        for name, value in module._buffers.items()
-        if value is not None and (id(module), name) not in left_out
-    ]
-
-
-def _parameter_versions(modules: Sequence[Any]) -> list[tuple[int, int]]:
-    """Version and storage of each parameter: `.data` may be another one."""
-    return [
-        (version_of(value), value.untyped_storage()._cdata)
-        for module in modules
-        for value in module._parameters.values()
-        if value is not None
-    ]

@@ -138,10 +138,12 @@ def _digest(tensor: Any) -> str:
 
     with torch.no_grad():
         value = tensor.detach()
-        if value.is_sparse:
-            value = value.coalesce()
-            return _digest(value.indices()) + _digest(value.values())
-        plain = value.cpu().contiguous().reshape(-1).view(torch.uint8)
+        if value.layout is not torch.strided:
+            value = value.to_dense()
+        plain = value.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        if not plain.numel():
+            return ""
+        plain = plain.view(torch.uint8)
         return _hash(plain.numpy().tobytes())
 
 

@@ -36,6 +36,7 @@ TIME_LIMIT = 10.0  # seconds of one integer program
 _HALVINGS = 4  # of the largest unit's bytes, for the small units within others
 _WORTH = 2048  # a small unit keeps at least one part in so many of the peak
 _MOST_DROPPED = 24  # small units that are tried to be left out again
+_RUN = re.compile(r"(.*\.)?(\d{1,6}) to (?:.*\.)?(\d{1,6})")  # a name of `Unit`
 _SHARE = re.compile(r"\s*(\d{1,3}(?:\.\d{1,6})?)\s*%\s*")
 
 
@@ -43,6 +44,15 @@ _SHARE = re.compile(r"\s*(\d{1,3}(?:\.\d{1,6})?)\s*%\s*")
 Found: TypeAlias = "tuple[tuple[Candidate, ...], Recorded, bool]"
 # Units within those of the next row; none of a row lies in another of it.
 Below: TypeAlias = "tuple[tuple[Candidate, ...], ...]"
+
+
+def _paths(name: str) -> list[str]:
+    """The modules that a unit's name stands for: of a run, its children."""
+    match = _RUN.fullmatch(name)
+    if match is None:
+        return [name]
+    at, first, last = match[1] or "", int(match[2]), int(match[3])
+    return [f"{at}{i}" for i in range(first, last + 1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +150,7 @@ class Budgeting:
         """
         self.recorded = Recorded.of(trace)
         known = {each.path for each in self.recorded.calls.modules}
+        keep = [path for text in keep for path in _paths(text)]
         for path in keep:
             if path not in known:
                 raise UsageError(f"--keep {path}: the trace has no module of that name")

@@ -63,7 +63,7 @@ def _rows(part: Recomputation) -> list[tuple[str, str]]:
     eager = format_bytes(part.eager)
     rows = [("budget", f"{budget}: {peak} of tensors expected, {eager} recorded")]
     if not part.units:
-        return [*rows, ("", "nothing need be computed again")]
+        return [*rows, ("", "nothing is computed again")]
     share = format_share(part.again_milli / 1000)
     proof = ", proved to be the least" if part.proved else ""
     rows.append(("again", f"{share} of the forward pass{proof}"))

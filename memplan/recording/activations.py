@@ -27,6 +27,7 @@ from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
 MOST_CALLS = 1 << 17  # later ones are not noted
 _HOOKED = "it has forward hooks, which would run twice"
 _COMPILED = "it is compiled"
+_CHANGES = "it changes a tensor of its own, which is no buffer, in place"
 _SMALL = 1 << 20  # bytes of a buffer that is looked at before and after a call
 
 Caller = Callable[..., Any]
@@ -226,8 +227,7 @@ class Activations:
         self, call: Caller, number: int, module: Any, args: Any, kwargs: Any
     ) -> Any:
         torch, local = sys.modules["torch"], self._local
-        if obstacle := obstacle_of(module):  # a hook may have come since it was met
-            self._object_to(module, obstacle)
+        own = _own_tensors(module)
         given = list(tensors_in((args, kwargs)))
         versions = [(each, version_of(each)) for each in given]
         buffers = {
@@ -269,6 +269,11 @@ class Activations:
             or self._state_of(module, each) != was
         }
         self._write(number, written)
+        obstacle = obstacle_of(module)  # at the end: lazy modules have hooks before
+        if any(version_of(each) != was for each, was in own):
+            obstacle = _CHANGES
+        if obstacle:
+            self._object_to(module, obstacle)
         return result
 
     def _state_of(self, module: Any, buffer: Any) -> object:
@@ -315,9 +320,8 @@ class Activations:
                         continue
                 children = len(part._modules) if is_sequence(part) else 0
                 self._numbers[id(part)] = weakref.ref(part), len(self._modules)
-                obstacle = obstacle_of(part)
                 self._modules.append(
-                    Module(at, path, kind_of(part), children, obstacle, (), ())
+                    Module(at, path, kind_of(part), children, "", (), ())
                 )
 
     def _object_to(self, module: Any, why: str) -> None:
@@ -400,6 +404,13 @@ def _in_autocast_cache(tensor: Any) -> bool:
         node = node.next_functions[0][0]
     source = None if node is None else node.next_functions[0][0]
     return type(source).__name__ == "AccumulateGrad"
+
+
+def _own_tensors(module: Any) -> list[tuple[Any, int]]:
+    """Tensors among a module's plain attributes, and their versions."""
+    kind = sys.modules["torch"].Tensor
+    found = [each for each in vars(module).values() if isinstance(each, kind)]
+    return [(each, version_of(each)) for each in found]
 
 
 def _bytes_of(tensor: Any) -> int:

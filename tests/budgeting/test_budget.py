@@ -158,6 +158,8 @@ def test_modules_that_are_kept(recordings: dict[str, Path]) -> None:
     assert not [name for name in names if f"{name}.".startswith("layers.1.")]
     assert kept.candidates.excluded["layers.1"] == "it is kept, as you asked"
     assert kept.least.peak > Budgeting(trace).least.peak
+    run = Budgeting(trace, ["layers.1 to layers.2"])
+    assert run.candidates.excluded.keys() >= {"layers.1", "layers.2"}
     with pytest.raises(UsageError, match="no module of that name"):
         Budgeting(trace, ["layer.1"])
 

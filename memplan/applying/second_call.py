@@ -1,0 +1,251 @@
+"""What the second call of a unit finds, and what it leaves behind.
+
+Where the second call would compute something else, this keeps it the same. It finds
+what the first one found: the states of torch's, Python's and numpy's generators;
+buffers that the first call changed, as clones (batch norm does not read what it writes:
+its statistics are cloned only then); numbers, texts, containers of such and small
+tensors among modules' attributes; the mode, training or not. What it changes of these
+is undone. A unit with forward hooks, which would run twice, is not computed again. What
+cannot be kept the same raises: parameters, or tensors among attributes, that were
+changed between the two calls, and buffers that the recording did not see changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memplan.core.recompute import Unit
+from memplan.recording.activations import version_of
+from memplan.recording.boundary import named_parts
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A unit and what it is in this program, by weak references. parts: its modules;
+    written: owner, name and path of each buffer that its call changes."""
+
+    unit: Unit
+    children: tuple[Any, ...]
+    parts: tuple[Any, ...]
+    written: tuple[tuple[Any, str], ...]
+
+    @classmethod
+    def of(cls, unit: Unit, module: Any, children: Sequence[Any]) -> Bound:
+        parts = {id(each): each for child in children for _, each in named_parts(child)}
+        named = dict(named_parts(module))
+        written = []
+        for path in unit.written:
+            owner, _, name = path.rpartition(".")
+            if owner in named and name in named[owner]._buffers:
+                written.append((weakref.ref(named[owner]), name))
+        return cls(
+            unit,
+            tuple(map(weakref.ref, children)),
+            tuple(map(weakref.ref, parts.values())),
+            tuple(written),
+        )
+
+    def modules(self) -> Iterator[Any]:
+        """Its modules that are still there."""
+        for ref in self.parts:
+            if (module := ref()) is not None:
+                yield module
+
+
+class Again:
+    """The context `Made.again`, entered for each backward pass of a graph."""
+
+    def __init__(self, made: Made) -> None:
+        self._made = made
+        self._open: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._open.append(self._made.again())
+        self._open[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._open.pop().__exit__(*error)
+
+
+class Made:
+    """One call of a unit: what it found, so that it finds the same the second time."""
+
+    def __init__(self, bound: Bound, made_again: Callable[[float], object]) -> None:
+        """made_again: told of the seconds of each second call."""
+        self._bound, self._made_again = bound, made_again
+        self._before: list[tuple[Any, str, Any]] = []
+        self._attributes: list[dict[str, Any]] = []
+        self._generators: tuple[Any, ...] | None = None
+        self._versions: list[tuple[int, int]] = []
+        self._tensors: list[int] = []  # versions, of those among attributes
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        """Around the call itself."""
+        import torch
+        from torch.nn.modules.batchnorm import _NormBase
+
+        with torch.no_grad():
+            for ref, name in self._bound.written:
+                owner = ref()
+                value = None if owner is None else owner._buffers.get(name)
+                if value is not None:
+                    read = not isinstance(owner, _NormBase)
+                    self._before.append((ref, name, value.clone() if read else None))
+        modules = list(self._bound.modules())
+        self._attributes = [_plain_attributes(each, _SMALL) for each in modules]
+        seen = _buffer_versions(modules, self._bound.written)
+        generators = _generators()
+        yield
+        if generators != _generators():
+            self._generators = generators
+        self._versions = _parameter_versions(modules)
+        self._tensors = _tensor_versions(self._attributes)
+        if seen != _buffer_versions(modules, self._bound.written):
+            raise RuntimeError(
+                f"memplan: {self._bound.unit.name} changed a buffer in its forward "
+                "call that it did not change while it was recorded, and cannot be "
+                "computed again with the same result; record the program again, or "
+                f"leave it out with --keep {self._bound.unit.path}"
+            )
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Around the same call, when it is made again."""
+        import torch
+
+        modules = list(self._bound.modules())
+        same = self._versions == _parameter_versions(modules)
+        if not same or self._tensors != _tensor_versions(self._attributes):
+            raise RuntimeError(
+                f"memplan: tensors of {self._bound.unit.name} were changed between "
+                "its forward call and the backward pass, which needs the call again; "
+                f"leave it out with --keep {self._bound.unit.path}"
+            )
+        begin = time.perf_counter()
+        kept: deque[tuple[Any, str, Any]] = deque()
+        attributes = [_plain_attributes(each, sys.maxsize) for each in modules]
+        generators = _generators() if self._generators is not None else None
+        try:
+            with torch.no_grad():
+                for ref, name, value in self._before:
+                    if (owner := ref()) is not None:
+                        now = owner._buffers.get(name)
+                        kept.append((owner, name, now))
+                        owner._buffers[name] = (now if value is None else value).clone()
+            for module, values in zip(modules, self._attributes, strict=True):
+                _put_back(module, values)
+            if self._generators is not None:
+                _set_generators(self._generators)
+            yield
+        finally:
+            for owner, name, value in kept:
+                owner._buffers[name] = value
+            for module, values in zip(modules, attributes, strict=True):
+                _put_back(module, values)
+            if generators is not None:
+                _set_generators(generators)
+            self._made_again(time.perf_counter() - begin)
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (list, dict, set, tuple)
+_SMALL = 1 << 20  # bytes of a tensor that is held from the first call to the second
+_MOST_IN_CONTAINER = 1024  # a longer one is left alone
+
+
+def _plain_attributes(module: Any, most_bytes: int) -> dict[str, Any]:
+    """A module's own attributes that are plain values, copies of its containers of
+    such, and tensors of at most `most_bytes`: larger ones are not to be held."""
+    tensor = sys.modules["torch"].Tensor
+    found: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, _PLAIN):
+            found[name] = value
+        elif isinstance(value, tensor):
+            if value.numel() * value.element_size() <= most_bytes:
+                found[name] = value
+        elif type(value) in _CONTAINERS and name not in _TORCHS_OWN:
+            held = value.values() if isinstance(value, dict) else value
+            few = len(value) <= _MOST_IN_CONTAINER
+            if few and all(isinstance(each, _PLAIN) for each in held):
+                found[name] = value, type(value)(value)
+    return found
+
+
+def _tensor_versions(attributes: Sequence[dict[str, Any]]) -> list[int]:
+    kind = sys.modules["torch"].Tensor
+    return [
+        version_of(value)
+        for values in attributes
+        for value in values.values()
+        if isinstance(value, kind)
+    ]
+
+
+def _put_back(module: Any, values: dict[str, Any]) -> None:
+    """Give the attributes the values that `_plain_attributes` found."""
+    own = vars(module)
+    for name, value in values.items():
+        if not isinstance(value, tuple):
+            own[name] = value
+            continue
+        held, copy = value
+        if isinstance(held, list):
+            held[:] = copy
+        elif isinstance(held, dict | set):
+            held.clear()
+            held.update(copy)
+        own[name] = held
+
+
+# What torch.nn.Module itself keeps in a module, but for its mode.
+_TORCHS_OWN = frozenset(
+    {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+)
+
+
+def _generators() -> tuple[Any, ...]:
+    """The states of Python's and numpy's generators."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
+
+
+def _set_generators(states: tuple[Any, ...]) -> None:
+    own, name, keys, *rest = states
+    random.setstate(own)
+
+    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
+
+
+def _buffer_versions(
+    modules: Sequence[Any], without: Sequence[tuple[Any, str]]
+) -> list[tuple[int, int]]:
+    """Identity and version of each buffer, except those named."""
+    left_out = {(id(ref()), name) for ref, name in without}
+    return [
+        (id(value), version_of(value))
+        for module in modules
+        for name, value in module._buffers.items()
+        if value is not None and (id(module), name) not in left_out
+    ]
+
+
+def _parameter_versions(modules: Sequence[Any]) -> list[tuple[int, int]]:
+    """Version and storage of each parameter: `.data` may be another one."""
+    return [
+        (version_of(value), value.untyped_storage()._cdata)
+        for module in modules
+        for value in module._parameters.values()
+        if value is not None
+    ]
