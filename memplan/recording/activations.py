@@ -270,8 +270,9 @@ class Activations:
         }
         self._write(number, written)
         obstacle = obstacle_of(module)  # at the end: lazy modules have hooks before
-        if any(version_of(each) != was for each, was in own):
-            obstacle = _CHANGES
+        for ref, was in own:
+            if (each := ref()) is not None and version_of(each) != was:
+                obstacle = _CHANGES
         if obstacle:
             self._object_to(module, obstacle)
         return result
@@ -407,10 +408,11 @@ def _in_autocast_cache(tensor: Any) -> bool:
 
 
 def _own_tensors(module: Any) -> list[tuple[Any, int]]:
-    """Tensors among a module's plain attributes, and their versions."""
+    """Weak references to tensors among a module's plain attributes, and their versions:
+    a call may put others in their place."""
     kind = sys.modules["torch"].Tensor
-    found = [each for each in vars(module).values() if isinstance(each, kind)]
-    return [(each, version_of(each)) for each in found]
+    found = (each for each in vars(module).values() if isinstance(each, kind))
+    return [(weakref.ref(each), version_of(each)) for each in found]
 
 
 def _bytes_of(tensor: Any) -> int:
