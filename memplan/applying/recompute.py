@@ -85,10 +85,8 @@ class Recompute:
         )
 
     def _call(self, call: Caller, module: Any, args: Any, kwargs: Any) -> Any:
-        local = self._local
-        import torch
-
-        if not self._wrapper.running or torch.compiler.is_compiling():
+        local, compiler = self._local, sys.modules["torch"].compiler
+        if not self._wrapper.running or compiler.is_compiling():
             return call(module, *args, **kwargs)
         known = self._known.get(id(module))
         if known is None or known[0]() is not module:

@@ -224,7 +224,6 @@ def _generators() -> tuple[Any, ...]:
 def _set_generators(states: tuple[Any, ...]) -> None:
     own, name, keys, *rest = states
     random.setstate(own)
-
     np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
 
 

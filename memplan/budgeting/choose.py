@@ -20,7 +20,6 @@ from memplan.budgeting.timeline import remade
 from memplan.budgeting.units import (
     Candidate,
     Candidates,
-    Span,
     candidates,
     spans_of,
 )
@@ -84,7 +83,7 @@ class _Level:
         below: Below = (),
     ) -> None:
         self.recorded, self.below = recorded, below
-        self.peak = int(recorded.lives.live_bytes.max(initial=0))
+        self.peak = _peak(recorded)
         self.candidates: Candidates = candidates(recorded, keep)
         self._program = Program(recorded, self.candidates.found)
         self._limit = time_limit
@@ -102,17 +101,13 @@ class _Level:
             if answer.chosen is None:
                 return None
             picked = tuple(self.candidates.found[i] for i in answer.chosen)
-            made = self.with_units([each.unit for each in picked])
+            made = with_units(self.recorded, [each.unit for each in picked])
             excess = _peak(made) - (budget - RESERVE)
             if excess <= 0:
-                proved = answer.proved and target == budget - RESERVE
+                proved = answer.proved and cheapest and target == budget - RESERVE
                 return picked, made, proved and not self.below
             target -= excess
         return None
-
-    def with_units(self, units: Sequence[Unit]) -> Recorded:
-        """The trace with these computed again, too."""
-        return with_units(self.recorded, units)
 
 
 def with_units(recorded: Recorded, units: Sequence[Unit]) -> Recorded:
@@ -236,7 +231,8 @@ class Budgeting:
     @cached_property
     def _levels(self) -> list[_Level]:
         """The trace as it is, and with small units of several sizes made again."""
-        largest = max((each.again for each in self._spans), default=0)
+        spans = (span for each in self.candidates.found for span in each.spans)
+        largest = max((span.again for span in spans), default=0)
         levels, seen = [self._base], {frozenset[Unit]()}
 
         def add(level: _Level, most: int) -> _Level | None:
@@ -246,7 +242,7 @@ class Budgeting:
             if units in seen:
                 return None
             seen.add(units)
-            made = level.with_units([each.unit for each in small])
+            made = with_units(level.recorded, [each.unit for each in small])
             levels.append(_Level(made, self._keep, self._limit, below))
             return levels[-1]
 
@@ -255,10 +251,6 @@ class Budgeting:
             if inner is not None and halving > 1:
                 add(inner, largest >> (halving - 2))
         return levels
-
-    @property
-    def _spans(self) -> list[Span]:
-        return [span for each in self.candidates.found for span in each.spans]
 
     def _small(self, level: _Level, most: int) -> tuple[Candidate, ...]:
         """Units that allocate at most `most` bytes when they are made again, none in

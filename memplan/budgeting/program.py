@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -55,7 +56,8 @@ class Program:
         time_limit: seconds. cheapest: if not, any choice will do.
         """
         rows = Rows(len(self._found))
-        self._apart(rows)
+        for group in self._apart:
+            rows.add(dict.fromkeys(group, 1.0), 1.0)
         self._between(rows, budget)
         self._again(rows, budget)
         costs = [each.cost * cheapest for each in self._found]
@@ -76,8 +78,9 @@ class Program:
                 effects.append(_Effect(number, span.begin, span.released, span.besides))
         return effects
 
-    def _apart(self, rows: Rows) -> None:
-        """Of the candidates that hold the same call, at most one."""
+    @cached_property
+    def _apart(self) -> list[tuple[int, ...]]:
+        """Candidates that hold the same call: of each group at most one is chosen."""
         holders: dict[int, list[int]] = {}
         for number, candidate in enumerate(self._found):
             for span in candidate.spans:
@@ -89,8 +92,7 @@ class Program:
             for group in groups
             if len(group) > 1 and not any(set(group) < set(other) for other in groups)
         ]
-        for group in sorted(largest):
-            rows.add(dict.fromkeys(group, 1.0), 1.0)
+        return sorted(largest)
 
     def _between(self, rows: Rows, budget: int) -> None:
         begin, end = self._rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -97,7 +98,6 @@ class _Search:
         at = recorded.begin
         self.own = np.flatnonzero((at >= begin) & (at < end)).astype(np.int64)
         self.result = Candidates()
-        self.cost = self._costs()
 
     def run(self) -> Candidates:
         calls, result = self.calls, self.result
@@ -261,7 +261,8 @@ class _Search:
     def _bytes(self, buffers: Int64Array) -> int:
         return int(self.recorded.lives.size[buffers].sum())
 
-    def _costs(self) -> Float64Array:
+    @cached_property
+    def cost(self) -> Float64Array:
         """Of each call: nanoseconds, the least of any step; of the step's calls only,
         or bytes that it allocates, where there are no times; shape (n,)."""
         calls, recorded = self.calls, self.recorded
@@ -289,16 +290,16 @@ class _Search:
 def spans_of(recorded: Recorded, units: Collection[Unit]) -> list[Span]:
     """All calls of some units, in whichever step, that are needed again."""
     search = _Search(recorded, ())
-    wanted = {(each.root, each.path, each.first, each.last): each for each in units}
+    wanted: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for unit in units:
+        wanted.setdefault((unit.root, unit.path), []).append((unit.first, unit.last))
     found = []
     for call, number in enumerate(recorded.calls.module.tolist()):
         if not recorded.has(call, Flag.GRAD):
             continue
         module = recorded.calls.modules[number]
         last = int(recorded.inside_end[call])
-        for root, path, first, end in wanted:
-            if (root, path) != (module.root, module.path):
-                continue
+        for first, end in wanted.get((module.root, module.path), ()):
             span = (call, last)
             if end:
                 own = search.children(call, last)

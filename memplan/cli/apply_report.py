@@ -40,13 +40,16 @@ def show_report(report: Report) -> None:
     if count := report.interrupted_requests:
         rows.append(("interrupted", f"{count:,} requests passed through"))
     if (again := report.recompute) is not None:
-        found = "" if again.bound == again.units else f", {again.bound:,} found"
+        found = "" if again.bound >= again.units else f", {again.bound:,} found"
         many = f"{again.recomputations:,} calls in {format_seconds(again.seconds)}"
         budget, expected = map(format_bytes, (again.budget, again.predicted))
         rows += [
-            ("again", f"{again.units:,} units{found}: {many}"),
+            ("recomputed", f"{_units(again.units)}{found}: {many}"),
             ("budget", f"{budget}, {expected} of tensors expected"),
         ]
+        if again.left_out:
+            many = f"{again.left_out:,} calls of units that have hooks by now"
+            rows.append(("not recomputed", many))
         if report.memory is not None:
             live = report.memory.most_live
             over = ", more than the budget" if live > again.budget else ""
@@ -163,6 +166,10 @@ def _cuda_arenas(report: Report) -> list[tuple[str, str]]:
         why = "no memory, empty_cache(), or torch needed it"
         rows.append(("arena", f"released {count}: {why}"))
     return rows
+
+
+def _units(count: int) -> str:
+    return "1 unit" if count == 1 else f"{count:,} units"
 
 
 def _times(count: int) -> str:

@@ -64,9 +64,9 @@ def _rows(part: Recomputation) -> list[tuple[str, str]]:
     rows = [("budget", f"{budget}: {peak} of tensors expected, {eager} recorded")]
     if not part.units:
         return [*rows, ("", "nothing is computed again")]
-    share = format_share(part.again_milli / 1000)
-    proof = ", proved to be the least" if part.proved else ""
-    rows.append(("again", f"{share} of the forward pass{proof}"))
+    share = format_share(part.recomputed_milli / 1000)
+    proof = ", proved least of choices without nesting" if part.proved else ""
+    rows.append(("recomputed", f"{share} of the forward pass{proof}"))
     kinds = Counter(
         f"{each.kind}, in part" if each.last else each.kind for each in part.units
     )
@@ -94,7 +94,7 @@ def _entries(part: Recomputation) -> dict[str, Any]:
         predicted_bytes="predicted",
         recorded_bytes="eager",
     )
-    found["again"] = part.again_milli / 1000
+    found["recomputed"] = part.recomputed_milli / 1000
     found["units"] = [each.name for each in part.units]
     return found
 
@@ -117,7 +117,7 @@ def show_curve(
     if output is not None:
         from memplan.plotting.budget import plot_budget
 
-        points = [(each.peak, each.units.again_milli / 1000) for each in front]
+        points = [(each.peak, each.units.recomputed_milli / 1000) for each in front]
         save(plot_budget(points, name), output, force=force)
     if json_:
         points_ = [_entries(each.units) for each in front]
@@ -130,13 +130,13 @@ def show_curve(
             budget_of(each.units.budget),
             format_bytes(each.peak),
             format_share(each.peak / budgeting.eager),
-            format_share(each.units.again_milli / 1000),
+            format_share(each.units.recomputed_milli / 1000),
             f"{len(each.units.units):,}",
         )
         for each in front
     ]
     title = f"memplan: {len(front)} choices from the recorded peak to the least"
-    columns = ("budget", "peak expected", "of recorded", "forward again", "units")
+    columns = ("budget", "peak expected", "of recorded", "recomputed", "units")
     show.table(title, columns, rows, texts=0)
     if not budgeting.candidates.timed:
         show.line("  the recording has no times: bytes allocated stand for them")

@@ -21,8 +21,10 @@ def command(path: Path, plan: Plan, target: Target, trial: bool, json_: bool) ->
     budget = rehearsal.part.budget
     fake = rehearsal.run(range(len(rehearsal.part.units)), "fake")
     problems = []
-    over = fake.peak > budget
-    if over and not trial:  # what kernels allocate themselves is only estimated there
+    # What kernels allocate themselves is only estimated there: the trial decides.
+    if fake.failure and not trial:
+        problems.append(f"it cannot be tried under fake tensors: {fake.failure}")
+    elif fake.peak > budget and not trial:
         problems.append(
             f"{format_bytes(fake.peak)} under fake tensors, which is more than the "
             f"budget of {format_bytes(budget)}"

@@ -52,16 +52,16 @@ class Recomputation:
     """What is computed again, and what it was chosen for; bytes of live tensors.
 
     budget: the most that may be live. predicted: the peak that is expected; eager: the
-    recorded one, with nothing computed again. again_milli: thousandths of the step's
-    forward time that is spent again, as the recording had it. proved: no choice of
-    units within the budget takes less of that time, by the model of
-    `memplan.budgeting`.
+    recorded one, with nothing computed again. recomputed_milli: thousandths of the
+    step's forward time that is spent again, as the recording had it. proved: no choice
+    of units of which none lies in another takes less of that time within the budget, by
+    the model of `memplan.budgeting.program`.
     """
 
     budget: int
     predicted: int
     eager: int
-    again_milli: int
+    recomputed_milli: int
     proved: bool
     roots: tuple[Root, ...]
     units: tuple[Unit, ...]

@@ -362,7 +362,7 @@ def budgeted(visit: Visit, name: str) -> None:
             **figures,
             same=done.stdout == native.stdout,
             units=len(found["units"]),
-            again=found["again"],
+            recomputed=found["recomputed"],
             calls=again["recomputations"],
             budget_mib=found["budget"] / MIB,
             promised=found["predicted_bytes"] / MIB,

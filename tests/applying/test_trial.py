@@ -140,6 +140,12 @@ def test_a_plan_without_units(memplan: Run, tmp_path: Path, words: list[str]) ->
 
 def test_a_program_that_fails_by_itself(memplan: Run, tmp_path: Path) -> None:
     planned(memplan, tmp_path, ENCODER)
+    (tmp_path / "fake.py").write_text(
+        "from torch._subclasses.fake_tensor import FakeTensorMode\nFakeTensorMode()\n"
+    )
+    done = memplan("verify", "--no-trial", "t.plan.json", "fake.py")
+    assert done.returncode == 1
+    assert "cannot be tried under fake tensors" in done.stdout
     (tmp_path / "train.py").write_text("raise ValueError('no data')\n")
     done = memplan("verify", "t.plan.json", "train.py")
     assert done.returncode == 125
