@@ -74,6 +74,11 @@ class Program:
                 freed = int(end[buffer])
                 held = _Effect(number, freed, span.released, int(size[buffer]))
                 effects.append(held)
+            for buffer, until in zip(
+                span.twice.tolist(), span.until.tolist(), strict=True
+            ):
+                more = int(size[buffer])
+                effects.append(_Effect(number, span.needed, until, more))
             if span.besides:
                 effects.append(_Effect(number, span.begin, span.released, span.besides))
         return effects

@@ -134,12 +134,17 @@ class Recorded:
 
     def next_needed(self, row: int) -> int:
         """The first row after `row` at which a saved tensor is needed, in the same
-        step; else `row`."""
+        step: by then the operator that needed one at `row` is done. Without one, the
+        first row at which all that dies in this step, of what was needed then, has."""
         at = int(np.searchsorted(self._needed, row, side="right"))
         following = int(self._needed[at]) if at < len(self._needed) else NEVER
         step = int(np.searchsorted(self.edges, row, side="right"))
         end = int(self.edges[min(step, len(self.edges) - 1)])
-        return following if following < end else row
+        if following < end:
+            return following
+        last = self.buffer[(self.unpacked == row) & (self.buffer != NONE)]
+        ends = self.lives.end[last]
+        return int(ends[ends < end].max(initial=row)) + 1
 
     @cached_property
     def _needed(self) -> Int64Array:

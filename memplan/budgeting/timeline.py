@@ -24,15 +24,17 @@ _UNIT = 64  # bytes that made-up addresses are multiples of
 
 
 class _At(enum.IntEnum):
-    """Where a new event stands before a row: in the call that ends there, in the
-    backward pass, in the call that begins there."""
+    """Where a new event stands before a row: in the call that ends there, where the
+    operator before is done, where something is needed again, in the call that begins
+    there."""
 
-    END = -3
+    END = -4
+    DONE = -3
     NEEDED = -2
     BEGIN = -1
 
 
-_KEYS = 4  # of a row
+_KEYS = 5  # of a row
 
 
 def remade(recorded: Recorded, spans: Sequence[Span]) -> Recorded:
@@ -70,7 +72,7 @@ def remade(recorded: Recorded, spans: Sequence[Span]) -> Recorded:
         trace=trace,
         lives=lives,
         begin=rows(recorded.begin, _At.BEGIN),
-        end=rows(recorded.end, _At.NEEDED),
+        end=rows(recorded.end, _At.DONE),
         saver=np.append(recorded.saver[kept], saver),
         packed=np.append(rows(recorded.packed[kept], _At.END), packed),
         unpacked=np.append(rows(recorded.unpacked[kept], _At.NEEDED), unpacked),
@@ -139,29 +141,46 @@ class _Draft:
     def remake(self, span: Span) -> None:
         """Make one call again."""
         lives = self.recorded.lives
-        begin, stop, needed = span.begin, span.stop, span.needed
-        kept = set(span.kept.tolist())
+        begin, needed, done = span.begin, span.needed, span.released
         for buffer, freed in zip(span.kept.tolist(), span.freed.tolist(), strict=True):
             row, size = int(lives.row[buffer]), int(lives.size[buffer])
             old = int(self.address[row])
             self.add(freed, _At.END, Action.FREE_COMPLETED, old, row, size)
         # While the call is made again the generator's present state is kept, too, and
         # the backward pass of batch norm reads clones of its statistics.
-        like, until = int(lives.row[0]), span.released
-        after: list[tuple[int, int, int]] = []
-        passing = [(span.state, needed)] * bool(span.state)
-        passing += [(size, until) for size in span.clones]
-        for size, freed in passing:
-            place = self.place(size)
-            self.add(needed, _At.NEEDED, Action.ALLOC, place, like, size)
-            after.append((freed, place, size))
-        first, last = np.searchsorted(lives.row, [begin, stop]).tolist()
+        like = int(lives.row[0])
+        state = self.place(span.state)
+        if span.state:
+            self.add(needed, _At.NEEDED, Action.ALLOC, state, like, span.state)
+        for size in span.clones:
+            self.pass_by(size, needed, _At.NEEDED, done)
+        self._requests(span)
+        if span.state:
+            self.add(needed, _At.NEEDED, Action.FREE_COMPLETED, state, like, span.state)
+        # Inputs live on until nothing is needed, and so does the generator's state.
+        for buffer in span.held.tolist():
+            self._postpone(buffer, done)
+        for size in (*(span.state,) * bool(span.state), *span.copies):
+            self.pass_by(size, begin, _At.BEGIN, done)
+
+    def pass_by(self, size: int, at: int, where: _At, done: int) -> None:
+        """A block from row `at` to where the operator before row `done` is over."""
+        place, like = self.place(size), int(self.recorded.lives.row[0])
+        self.add(at, where, Action.ALLOC, place, like, size)
+        self.add(done, _At.DONE, Action.FREE_COMPLETED, place, like, size)
+
+    def _requests(self, span: Span) -> None:
+        """What the call asks for and frees when it is made again."""
+        lives, needed = self.recorded.lives, span.needed
+        first, last = np.searchsorted(lives.row, [span.begin, span.stop]).tolist()
+        kept = set(span.kept.tolist())
+        second = dict(zip(span.twice.tolist(), span.until.tolist(), strict=True))
         own = range(first, last)
         again = [(int(lives.row[buffer]), buffer, True) for buffer in own]
         again += [
-            (min(int(lives.end[buffer]), stop), buffer, False)
+            (min(int(lives.end[buffer]), span.stop), buffer, False)
             for buffer in own
-            if buffer not in kept
+            if buffer not in kept and buffer not in second
         ]
         places: dict[int, int] = {}
         for _, buffer, made in sorted(again):
@@ -170,19 +189,14 @@ class _Draft:
                 places[buffer] = self.place(size)
             action = Action.ALLOC if made else Action.FREE_COMPLETED
             self.add(needed, _At.NEEDED, action, places[buffer], row, size)
-        for freed, place, size in after:
-            self.add(freed, _At.NEEDED, Action.FREE_COMPLETED, place, like, size)
+        for buffer, done in second.items():
+            row, size = int(lives.row[buffer]), int(lives.size[buffer])
+            place = places[buffer]
+            self.add(done, _At.DONE, Action.FREE_COMPLETED, place, row, size)
         for buffer in kept & places.keys():
             free = int(lives.end[buffer])
             if free < len(self.address):
                 self.address[free] = places[buffer]
-        # Inputs live on until nothing is needed, and so does the generator's state.
-        for buffer in span.held.tolist():
-            self._postpone(buffer, until)
-        for size in (*(span.state,) * bool(span.state), *span.copies):
-            place = self.place(size)
-            self.add(begin, _At.BEGIN, Action.ALLOC, place, like, size)
-            self.add(until, _At.NEEDED, Action.FREE_COMPLETED, place, like, size)
 
     def add_workspaces(self, needed: int) -> None:
         """The workspaces of the thread that makes the first call again."""
@@ -203,4 +217,4 @@ class _Draft:
         own = self.place(size)
         self.address[row] = own
         self.address[free] = self.place(1)
-        self.add(until, _At.NEEDED, Action.FREE_COMPLETED, own, row, size)
+        self.add(until, _At.DONE, Action.FREE_COMPLETED, own, row, size)

@@ -32,7 +32,9 @@ class Span:
     on it needs nothing more. kept: allocations that it alone keeps, from `freed` (that
     is `end`, or when autocast's cache is emptied) to `needed` and beyond. held: inputs
     that live until `released` only if it is made again. again: the most bytes alive of
-    what the call allocates when it is made again. clones: bytes of each buffer that is
+    what the call allocates when it is made again. twice: allocations that live on
+    although the call is made again, such as its outputs, and of which it needs a second
+    one; until: up to which row, shape of `twice`. clones: bytes of each buffer that is
     cloned for that; copies: of those that are cloned before the call, too. state: bytes
     of generators' states.
     """
@@ -47,6 +49,8 @@ class Span:
     kept: Int64Array
     held: Int64Array
     again: int
+    twice: Int64Array
+    until: Int64Array
     clones: tuple[int, ...]
     copies: tuple[int, ...]
     state: int
@@ -118,6 +122,10 @@ class _Search:
                 self._runs(module, ranges)
         return result
 
+    def _children(self, call: int) -> int:
+        """How many children the Sequential has that a call is of, else 0."""
+        return self.calls.modules[int(self.calls.module[call])].children
+
     def _runs(self, module: Module, ranges: Sequence[tuple[int, int]]) -> None:
         """Runs of a Sequential's children, but for the whole of it."""
         children = [self.children(*each) for each in ranges]
@@ -142,7 +150,7 @@ class _Search:
         """Add the unit to the candidates, or the reason why it is none."""
         spans = [self.span(*each) for each in ranges]
         used = [each for each in spans if each.needed < NEVER]
-        saved = sum(self._bytes(each.kept) for each in used)
+        saved = sum(self._bytes(each.kept[each.freed < each.needed]) for each in used)
         if not saved:
             return
         reason = self._obstacle(unit, ranges)
@@ -217,10 +225,13 @@ class _Search:
         held, times = np.unique(of_own, return_counts=True)
         alone = recorded.times_saved[held] == times
         born = (lives.row[held] >= begin) & (lives.row[held] < end)
-        kept = held[alone & born & (lives.end[held] >= end)]
-        kept = np.setdiff1d(kept, recorded.outputs.of(top[-1]))
+        returned = np.isin(held, recorded.outputs.of(top[-1]))
+        kept = held[born & (alone | returned) & (lives.end[held] >= end)]
         kept = kept[lives.end[kept] > needed] if needed < NEVER else kept[:0]
-        kept = kept[recorded.cached_until[kept] < needed]
+        freed = np.maximum(recorded.cached_until[kept], end)
+        for i in np.flatnonzero(np.isin(kept, held[returned])).tolist():
+            freed[i] = max(freed[i], self._dropped((first, last), int(kept[i])))
+        kept, freed = kept[freed <= needed], freed[freed <= needed]
         unpacked = recorded.unpacked[own & (recorded.unpacked != NEVER)]
         # The last operator's backward is over when another one needs something.
         after = recorded.next_needed(int(unpacked.max(initial=0)))
@@ -229,6 +240,13 @@ class _Search:
         short = inputs[lives.end[inputs] < min(released, len(lives.events))]
         on_cpu = recorded.trace.info.device == "cpu"  # the generator's state is
         state = STATE_BYTES if on_cpu else 0
+        twice = np.setdiff1d(held[born & (lives.row[held] < stop)], kept)
+        twice = twice[: 0 if needed == NEVER else None]
+        until = []
+        for buffer in twice.tolist():
+            rows = recorded.unpacked[own & (recorded.buffer == buffer)]
+            rows = rows[rows != NEVER]
+            until.append(recorded.next_needed(int(rows.max(initial=needed))))
         written = self._written([(first, last)])
         clones = tuple(size for _, size, _ in written)
         return Span(
@@ -236,16 +254,40 @@ class _Search:
             begin,
             end,
             stop,
-            needed if len(kept) else NEVER,
+            needed if (freed < needed).any() else NEVER,
             min(released, len(lives.events)),
-            np.maximum(recorded.cached_until[kept], end),
+            freed,
             kept.astype(np.int64),
             short,
             self._again(begin, stop) + sum(clones) + state,
+            twice.astype(np.int64),
+            np.array(until, dtype=np.int64),
             clones,
             tuple(size for _, size, is_read in written if is_read),
             state,
         )
+
+    def _dropped(self, calls: tuple[int, int], buffer: int) -> int:
+        """The row by which nothing else holds what some calls return: the first call
+        around them that does not return it has ended, all that saved it are done, and
+        so are those that it was given to, as they keep it if they are made again."""
+        recorded, parent = self.recorded, self.calls.parent
+        around = int(parent[calls[0]])
+        while around != NO_CALL and buffer in recorded.outputs.of(around):
+            around = int(parent[around])
+        if around == NO_CALL:
+            return NEVER
+        elsewhere = (recorded.buffer == buffer) & ~recorded.saved_in(*calls)
+        given = recorded.inputs.call[recorded.inputs.buffer == buffer]
+        for user in given[given >= calls[1]].tolist():
+            above = int(parent[user])  # in a Sequential, a run may begin with it
+            until = user if above == NO_CALL or not self._children(above) else above
+            elsewhere |= recorded.saved_in(user, int(recorded.inside_end[until]))
+        needed = recorded.unpacked[elsewhere]
+        if (needed == NEVER).any():
+            return NEVER
+        done = recorded.next_needed(int(needed.max())) if len(needed) else 0
+        return max(int(recorded.end[around]), done)
 
     def _again(self, begin: int, stop: int) -> int:
         """The most bytes alive of what rows [begin, stop) allocate."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import memplan as package
-from tests.budgeting.training import ENCODER, script_of
+from tests.budgeting.training import ENCODER, script_of, without_times
 from tests.conftest import Run
 
 pytest.importorskip("torch")
@@ -66,6 +66,7 @@ def planned(memplan: Run, folder: Path, program: str, budget: str = "70%") -> Pa
     """A plan for the program, which is train.py in `folder`."""
     (folder / "train.py").write_text(script_of(program))
     memplan("record", "-q", "--activations", "-o", "t.parquet", "train.py")
+    without_times(folder / "t.parquet")
     done = memplan(
         "solve", "-q", "t.parquet", "--budget", budget, "--method", "bestfit"
     )

@@ -19,7 +19,13 @@ from memplan.core.verify import verify
 from memplan.errors import InfeasibleError, UsageError
 from memplan.trace.lives import lives_of
 from memplan.trace.trace import Trace
-from tests.budgeting.training import CONVOLUTIONS, ENCODER, PROGRAMS, script_of
+from tests.budgeting.training import (
+    CONVOLUTIONS,
+    ENCODER,
+    PROGRAMS,
+    script_of,
+    without_times,
+)
 from tests.conftest import Run, environment
 from tests.warm import WarmProcess
 
@@ -44,6 +50,7 @@ def recordings(
         recorded = warm.run([*words, "train.py"], folder, environment())
         assert recorded.returncode == 0, recorded.stderr
         assert recorded.stdout == plain.stdout  # it changes nothing
+        without_times(folder / "train.parquet")
         (folder / "printed").write_text(plain.stdout)
     return folders
 
@@ -81,7 +88,7 @@ def test_a_program_keeps_its_budget_and_its_bits(
         assert again["recomputations"] > 0
         share = report["planned_requests"] / report["requests"]
         # A gradient of oneDNN's LSTM, and copies of weights, live longer than expected.
-        assert share > {"recurrent": 0.6, "normalized": 0.9}.get(name, 0.97)
+        assert share > 0.97
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
