@@ -84,7 +84,9 @@ class _Level:
     ) -> None:
         self.recorded, self.below = recorded, below
         self.peak = _peak(recorded)
-        self.candidates: Candidates = candidates(recorded, keep)
+        spans = (span for row in below for each in row for span in each.spans)
+        taken = {span.calls for span in spans}
+        self.candidates: Candidates = candidates(recorded, keep, taken)
         self._program = Program(recorded, self.candidates.found)
         self._limit = time_limit
 

@@ -84,20 +84,31 @@ class Candidates:
     timed: bool = True
 
 
-def candidates(recorded: Recorded, keep: Collection[str] = ()) -> Candidates:
+def candidates(
+    recorded: Recorded,
+    keep: Collection[str] = (),
+    within: Collection[tuple[int, int]] = (),
+) -> Candidates:
     """The candidates of the step `recorded.step`.
 
     keep: paths of modules that are not computed again, nor is anything around or in
-    them.
+    them. within: the calls, half-open, of units that are made again already: candidates
+    lie around them, or apart from them.
     """
-    return _Search(recorded, keep).run()
+    return _Search(recorded, keep, within).run()
 
 
 class _Search:
-    def __init__(self, recorded: Recorded, keep: Collection[str]) -> None:
+    def __init__(
+        self,
+        recorded: Recorded,
+        keep: Collection[str],
+        within: Collection[tuple[int, int]],
+    ) -> None:
         self.recorded = recorded
         self.calls: Calls = recorded.calls
         self.keep = frozenset(keep)
+        self.within = sorted(within)
         begin, end = recorded.rows
         at = recorded.begin
         self.own = np.flatnonzero((at >= begin) & (at < end)).astype(np.int64)
@@ -148,6 +159,8 @@ class _Search:
         self, unit: Unit, ranges: Sequence[tuple[int, int]], module: Module | None
     ) -> None:
         """Add the unit to the candidates, or the reason why it is none."""
+        if any(self._within(each) for each in ranges):
+            return
         spans = [self.span(*each) for each in ranges]
         used = [each for each in spans if each.needed < NEVER]
         saved = sum(self._bytes(each.kept[each.freed < each.needed]) for each in used)
@@ -164,6 +177,15 @@ class _Search:
         written = (name.removeprefix(at) for name, *_ in self._written(ranges))
         unit = replace(unit, written=tuple(written))
         self.result.found.append(Candidate(unit, tuple(used), cost, saved))
+
+    def _within(self, calls: tuple[int, int]) -> bool:
+        """Whether some calls share one with a unit that does not lie within them."""
+        first, last = calls
+        shared = [each for each in self.within if each[0] < last and first < each[1]]
+        return any(
+            (begin, end) == calls or begin < first or last < end
+            for begin, end in shared
+        )
 
     def _top(self, first: int, last: int) -> Iterator[int]:
         """The outermost of some calls."""
@@ -331,7 +353,7 @@ class _Search:
 
 def spans_of(recorded: Recorded, units: Collection[Unit]) -> list[Span]:
     """All calls of some units, in whichever step, that are needed again."""
-    search = _Search(recorded, ())
+    search = _Search(recorded, (), ())
     wanted: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for unit in units:
         wanted.setdefault((unit.root, unit.path), []).append((unit.first, unit.last))

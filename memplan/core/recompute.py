@@ -46,6 +46,13 @@ class Unit:
         at = f"{self.path}." if self.path else ""
         return f"{at}{self.first} to {at}{self.last - 1}"
 
+    def crosses(self, other: Unit) -> bool:
+        """Whether they are runs that share children, and neither lies in the other."""
+        if (self.root, self.path) != (other.root, other.path):
+            return False
+        before, after = sorted([(self.first, self.last), (other.first, other.last)])
+        return before[0] < after[0] < before[1] < after[1]
+
 
 @dataclass(frozen=True)
 class Recomputation:
@@ -79,4 +86,9 @@ def recomputation_from(table: Table) -> Recomputation:
             raise table.error(f"{at}.root", f"is {unit.root}: there is no such root")
         if (unit.first or unit.last) and not unit.first < unit.last:
             raise table.error(f"{at}.last", "must be greater than first")
+        for other in found.units[:i]:
+            if other == unit:
+                raise table.error(at, f"is {unit.name}, as a unit before it")
+            if unit.crosses(other):
+                raise table.error(at, f"is {unit.name}, and crosses {other.name}")
     return found

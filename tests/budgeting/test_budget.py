@@ -110,6 +110,13 @@ def test_more_memory_never_takes_more_time(
     assert costs == sorted(costs)
 
 
+def test_units_lie_within_units_or_apart(recordings: dict[str, Path]) -> None:
+    trace = memplan.read_trace(recordings["runs"] / "train.parquet")
+    units = Budgeting(trace).least.units.units
+    assert any(around.path == "" for around in units)
+    assert not any(one.crosses(other) for one in units for other in units)
+
+
 def test_no_unit_is_cheaper_than_the_proved_choice(recordings: dict[str, Path]) -> None:
     """Against every set of units of which none lies in another."""
     trace = memplan.read_trace(recordings["convolutions"] / "train.parquet")
@@ -360,8 +367,15 @@ def test_plan_files(memplan: Run, tmp_path: Path) -> None:
     ]
     part = plan.recompute
     assert part is not None
-    for changes, what in cases:
-        units = (replace(part.units[0], **changes), *part.units[1:])
+    first = replace(part.units[0], path="", first=2, last=4)
+    rows: list[tuple[tuple[Any, ...], str]] = [
+        ((replace(part.units[0], **changes),), what) for changes, what in cases
+    ]
+    rows += [
+        ((first, first), "as a unit before it"),
+        ((first, replace(first, first=1, last=3)), "crosses 2 to 3"),
+    ]
+    for units, what in rows:
         other = replace(plan, recompute=replace(part, units=units))
         package.write_plan(other, tmp_path / "other.json", force=True)
         done = memplan("verify", "other.json")

@@ -179,6 +179,40 @@ MIXED = ENCODER.replace(
     "    with torch.autocast('cpu', torch.bfloat16):\n        loss = model(",
 ).replace("(4, 64, 64)).square", "(4, 64, 64)).float().square")
 
+RUNS = """
+class Residual(nn.Sequential):
+    def forward(self, value):
+        return value + super().forward(value)
+
+class Twice(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, value):
+        return self.part(self.part(value))
+
+def conv(size):
+    return nn.Conv2d(64, 64, size, padding=size // 2)
+
+model = nn.Sequential(
+    conv(1), Residual(conv(1), nn.Dropout2d(0.1)), Residual(conv(1), conv(3)),
+    Residual(conv(1), Twice(nn.Sequential(
+        Residual(conv(3), conv(1)), nn.Hardswish(), nn.GroupNorm(4, 64), nn.GELU(),
+        conv(1),
+    ))),
+    Residual(conv(1), conv(3)), Residual(conv(1), nn.GroupNorm(4, 64)),
+    Residual(conv(1), nn.GELU()), conv(1),
+)
+optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
+
+def train():
+    loss = model(torch.randn(4, 64, 24, 24)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
 PROGRAMS = {
     "encoder": ENCODER,
     "mixed": MIXED,
@@ -187,6 +221,7 @@ PROGRAMS = {
     "shared": SHARED,
     "adversaries": ADVERSARIES,
     "recurrent": RECURRENT,
+    "runs": RUNS,
 }
 
 
