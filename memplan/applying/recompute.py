@@ -15,6 +15,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+from memplan.applying.arguments import Arguments
 from memplan.applying.second_call import Again, Bound, Made
 from memplan.core.plan import Plan
 from memplan.core.recompute import Recomputation
@@ -160,33 +161,27 @@ class Recompute:
         self, bound: Bound, call: Caller, module: Any, args: Any, kwargs: Any
     ) -> Any:
         """The call of a unit, of which autograd keeps the inputs only."""
-        from torch.utils import _pytree as pytree
         from torch.utils.checkpoint import checkpoint
 
         if any(obstacle_of(part) for part in bound.modules()):
             self._counts.leave_out()
             return call(module, *args, **kwargs)
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        # What is one object in the first call is one in the second: torch's attention
-        # goes another way for a query that is not its key.
-        places: dict[int, int] = {}
-        which = [places.setdefault(id(leaf), len(places)) for leaf in leaves]
-        once = list({id(leaf): leaf for leaf in leaves}.values())
-        # The first call gets the very containers, which it may change.
-        first = [(args, kwargs)]
+        arguments = Arguments(args, kwargs)
 
         def forward(*values: Any) -> Any:
-            if first:
-                given, named = first.pop()
-            else:
-                again = [values[place] for place in which]
-                given, named = pytree.tree_unflatten(again, structure)
-            return call(module, *given, **named)
+            if not arguments.fresh:
+                given, named = arguments.again(values)
+                return call(module, *given, **named)
+            given, named = arguments.first()
+            try:
+                return call(module, *given, **named)
+            finally:
+                arguments.made()
 
         made = Made(bound, self._counts.add)
         return checkpoint(
             forward,
-            *once,
+            *arguments.values,
             use_reentrant=False,
             preserve_rng_state=True,
             context_fn=lambda: (made.first(), Again(made)),

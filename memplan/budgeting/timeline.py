@@ -43,6 +43,7 @@ def remade(recorded: Recorded, spans: Sequence[Span]) -> Recorded:
     draft = _Draft(recorded)
     for span in spans:
         draft.remake(span)
+    draft.postpone()
     draft.add_workspaces(min((span.needed for span in spans), default=0))
     events, key = draft.events()
     trace = replace(recorded.trace, events=events)
@@ -95,6 +96,7 @@ class _Draft:
     key: list[int] = field(default_factory=list)  # where each new one goes
     # Of the new ones: action, address, the row of one that is like it, bytes.
     row: list[tuple[int, int, int, int]] = field(default_factory=list)
+    until: dict[int, int] = field(default_factory=dict)  # inputs, and up to which row
 
     def __post_init__(self) -> None:
         before = self.recorded.trace.events
@@ -157,9 +159,9 @@ class _Draft:
         self._requests(span)
         if span.state:
             self.add(needed, _At.NEEDED, Action.FREE_COMPLETED, state, like, span.state)
-        # Inputs live on until nothing is needed, and so does the generator's state.
+        # Until nothing more is needed, it keeps its inputs and the generator's state.
         for buffer in span.held.tolist():
-            self._postpone(buffer, done)
+            self.until[buffer] = max(self.until.get(buffer, 0), done)
         for size in (*(span.state,) * bool(span.state), *span.copies):
             self.pass_by(size, begin, _At.BEGIN, done)
 
@@ -206,15 +208,16 @@ class _Draft:
             place = self.place(size)
             self.add(needed, _At.NEEDED, Action.ALLOC, place, row, size)
 
-    def _postpone(self, buffer: int, until: int) -> None:
-        """Let a block live until row `until`: its own free becomes one of nothing."""
+    def postpone(self) -> None:
+        """Let inputs live on: their own frees become those of nothing."""
         lives = self.recorded.lives
-        row, free = int(lives.row[buffer]), int(lives.end[buffer])
-        if not free < until < len(self.address):
-            return
-        size = int(lives.size[buffer])
-        # The address may be reused before: the block takes one that is its own.
-        own = self.place(size)
-        self.address[row] = own
-        self.address[free] = self.place(1)
-        self.add(until, _At.DONE, Action.FREE_COMPLETED, own, row, size)
+        for buffer, until in self.until.items():
+            row, free = int(lives.row[buffer]), int(lives.end[buffer])
+            if not free < until < len(self.address):
+                continue
+            size = int(lives.size[buffer])
+            # The address may be reused before: the block takes one that is its own.
+            own = self.place(size)
+            self.address[row] = own
+            self.address[free] = self.place(1)
+            self.add(until, _At.DONE, Action.FREE_COMPLETED, own, row, size)

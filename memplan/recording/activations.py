@@ -21,7 +21,8 @@ import numpy as np
 
 from memplan.core.recompute import Root
 from memplan.recording.boundary import named_parts
-from memplan.recording.sites import in_backward, tensors_in
+from memplan.recording.held import tensors_in
+from memplan.recording.sites import in_backward
 from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
 
 MOST_CALLS = 1 << 17  # later ones are not noted
@@ -258,7 +259,10 @@ class Activations:
             local.open.pop()
         if timed is not None and (last := self._event()) is not None:
             self._timed[index] = timed, last
-        self._outputs[index] = self._addresses(tensors_in(result))
+        # What a call puts in its arguments, such as a cache, it returns as well.
+        self._outputs[index] = self._addresses(
+            (*tensors_in(result), *self._put_in((args, kwargs), versions))
+        )
         if any(version_of(each) != was for each, was in versions):
             flags |= Flag.CHANGED
         row[4] = int(flags)
@@ -293,6 +297,12 @@ class Activations:
         if isinstance(module, kind) and module.training:
             return object()
         return version_of(buffer)
+
+    @staticmethod
+    def _put_in(arguments: Any, before: list[tuple[Any, int]]) -> list[Any]:
+        """The tensors in the arguments of a call that were not there before it."""
+        known = {id(each) for each, _ in before}
+        return [each for each in tensors_in(arguments) if id(each) not in known]
 
     def _look_again(self, call: int) -> None:
         """Whether inputs of a call that is needed again, or of those around it, were

@@ -27,6 +27,7 @@ from memplan.native import _alloc
 from memplan.recording import target
 from memplan.recording.boundary import named_parts
 from memplan.recording.cuda_observer import CudaObserver
+from memplan.recording.held import tensors_in
 from memplan.trace.sites import NO_FILES
 from memplan.trace.trace import Category
 
@@ -287,18 +288,6 @@ def _fake_class() -> type | None:
     """The class of fake tensors: they have no address, and torch warns when asked."""
     imported = sys.modules.get("torch._subclasses.fake_tensor")
     return getattr(imported, "FakeTensor", None)
-
-
-def tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors in a tensor, list, tuple or dict."""
-    torch = sys.modules["torch"]
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth < 4 and isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors_in(each, depth + 1)
-    elif depth < 4 and isinstance(value, dict):
-        yield from tensors_in(list(value.values()), depth + 1)
 
 
 def _let_go_in_child() -> None:
