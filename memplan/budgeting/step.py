@@ -45,8 +45,10 @@ class Recorded:
     saver: the call that saved each tensor; packed, unpacked: the rows at which it was
     saved, and first needed (NEVER if it was not); cached: the row until which
     autocast's cache held it, 0 if it did not; buffer: the allocation that holds it,
-    index into `lives`, or NONE; shape (k,). again: whether it has units that are made
-    again.
+    index into `lives`, or NONE; shape (k,). dropped: of each allocation, the row from
+    which on autograd alone holds it, NEVER where that is not known, shape
+    (len(lives),).
+    again: whether it has units that are made again.
     """
 
     trace: Trace
@@ -62,6 +64,7 @@ class Recorded:
     buffer: Int64Array
     inputs: Passed
     outputs: Passed
+    dropped: Int64Array
     again: bool = False
 
     @classmethod
@@ -82,6 +85,10 @@ class Recorded:
         begin, end = rows(calls.begin_ns), rows(calls.end_ns)
         packed, places = rows(calls.packed_ns), _Places(lives)
         late = calls.unpacked_ns > 0
+        buffer = places.buffers(calls.saved_address, packed)
+        dropped = np.full(len(lives), NEVER, dtype=np.int64)
+        known = (calls.dropped_ns > 0) & (buffer != NONE)
+        dropped[buffer[known]] = rows(calls.dropped_ns[known])
         return cls(
             trace,
             calls,
@@ -93,9 +100,10 @@ class Recorded:
             packed,
             np.where(late, rows(calls.unpacked_ns), NEVER),
             np.where(calls.cached_ns > 0, rows(calls.cached_ns), 0),
-            places.buffers(calls.saved_address, packed),
+            buffer,
             places.passed(calls.inputs, begin),
             places.passed(calls.outputs, end),
+            dropped,
         )
 
     @cached_property

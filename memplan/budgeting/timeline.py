@@ -43,6 +43,7 @@ def remade(recorded: Recorded, spans: Sequence[Span]) -> Recorded:
     draft = _Draft(recorded)
     for span in spans:
         draft.remake(span)
+    draft.drop()
     draft.postpone()
     draft.add_workspaces(min((span.needed for span in spans), default=0))
     events, key = draft.events()
@@ -58,6 +59,8 @@ def remade(recorded: Recorded, spans: Sequence[Span]) -> Recorded:
     # Of each allocation, the one that it is now; and last of none.
     row = np.searchsorted(key, recorded.lives.row * _KEYS)
     now = np.append(np.searchsorted(lives.row, row), NONE).astype(np.int64)
+    dropped = np.full(len(lives) + 1, NEVER, dtype=np.int64)
+    dropped[now[:-1]] = rows(recorded.dropped, _At.END)
     gone = np.zeros(len(recorded.saver), dtype=np.bool_)
     more: list[tuple[int, int, int, int]] = []
     for span in spans:
@@ -84,6 +87,7 @@ def remade(recorded: Recorded, spans: Sequence[Span]) -> Recorded:
         buffer=np.append(now[recorded.buffer[kept]], buffer),
         inputs=Passed(recorded.inputs.call, now[recorded.inputs.buffer]),
         outputs=Passed(recorded.outputs.call, now[recorded.outputs.buffer]),
+        dropped=dropped[:-1],
         again=True,
     )
 
@@ -96,7 +100,11 @@ class _Draft:
     key: list[int] = field(default_factory=list)  # where each new one goes
     # Of the new ones: action, address, the row of one that is like it, bytes.
     row: list[tuple[int, int, int, int]] = field(default_factory=list)
-    until: dict[int, int] = field(default_factory=dict)  # inputs, and up to which row
+    # By allocation: inputs, up to which row they are to live, and are used; and from
+    # which row on nothing but the unit keeps what is to be made again.
+    until: dict[int, int] = field(default_factory=dict)
+    used: dict[int, int] = field(default_factory=dict)
+    dropped: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         before = self.recorded.trace.events
@@ -144,10 +152,10 @@ class _Draft:
         """Make one call again."""
         lives = self.recorded.lives
         begin, needed, done = span.begin, span.needed, span.released
-        for buffer, freed in zip(span.kept.tolist(), span.freed.tolist(), strict=True):
-            row, size = int(lives.row[buffer]), int(lives.size[buffer])
-            old = int(self.address[row])
-            self.add(freed, _At.END, Action.FREE_COMPLETED, old, row, size)
+        for buffer, row in zip(span.kept.tolist(), span.dropped.tolist(), strict=True):
+            self.dropped[buffer] = row
+        for buffer in self.recorded.inputs.of(span.calls[0]).tolist():
+            self.used[buffer] = max(self.used.get(buffer, 0), done)
         # While the call is made again the generator's present state is kept, too, and
         # the backward pass of batch norm reads clones of its statistics.
         like = int(lives.row[0])
@@ -207,6 +215,14 @@ class _Draft:
             row, size = int(lives.row[buffer]), int(lives.size[buffer])
             place = self.place(size)
             self.add(needed, _At.NEEDED, Action.ALLOC, place, row, size)
+
+    def drop(self) -> None:
+        """Free what was kept, once no call that is made again is given it."""
+        lives = self.recorded.lives
+        for buffer, dropped in self.dropped.items():
+            row, size = int(lives.row[buffer]), int(lives.size[buffer])
+            at, old = max(dropped, self.used.get(buffer, 0)), int(self.address[row])
+            self.add(at, _At.END, Action.FREE_COMPLETED, old, row, size)
 
     def postpone(self) -> None:
         """Let inputs live on: their own frees become those of nothing."""

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from memplan.arrays import Float64Array, Int64Array
+from memplan.arrays import BoolArray, Float64Array, Int64Array
 from memplan.budgeting.step import NEVER, NONE, Recorded
 from memplan.core.recompute import Unit
 from memplan.levels import level
@@ -27,16 +27,17 @@ class Span:
     """One call of a unit, in rows of the trace (see `Recorded`); bytes.
 
     calls: half-open, of the calls in it. begin, end: its rows. stop: the row after
-    which nothing more is saved: a call that is made again ends there. needed: the first
-    row at which the backward pass needs something of it; released: the row from which
-    on it needs nothing more. kept: allocations that it alone keeps, from `freed` (that
-    is `end`, or when autocast's cache is emptied) to `needed` and beyond. held: inputs
-    that live until `released` only if it is made again. again: the most bytes alive of
-    what the call allocates when it is made again. twice: allocations that live on
-    although the call is made again, such as its outputs, and of which it needs a second
-    one; until: up to which row, shape of `twice`. clones: bytes of each buffer that is
-    cloned for that; copies: of those that are cloned before the call, too. state: bytes
-    of generators' states.
+    which nothing more is saved: a call that is made again ends there. needed: the
+    first row at which the backward pass needs something of it; released: the row
+    from which on it needs nothing more. kept: allocations that it alone keeps, from
+    `dropped`, when the program, autocast's cache and other calls let go of them, to
+    `needed` and beyond; freed: the same if all calls that were given one are made
+    again, too. held: inputs that live until `released` only if it is made again.
+    again: the most bytes alive of what the call allocates when it is made again.
+    twice: allocations that live on although the call is made again, such as its
+    outputs, and of which it needs a second one; until: up to which row, shape of
+    `twice`. clones: bytes of each buffer that is cloned for that; copies: of those
+    that are cloned before the call, too. state: bytes of generators' states.
     """
 
     calls: tuple[int, int]
@@ -46,6 +47,7 @@ class Span:
     needed: int
     released: int
     freed: Int64Array
+    dropped: Int64Array
     kept: Int64Array
     held: Int64Array
     again: int
@@ -171,7 +173,11 @@ class _Search:
             if module is not None:
                 self.result.excluded[unit.name] = reason
             return
-        cost = sum(float(self.cost[i]) for each in ranges for i in self._top(*each))
+        cost = sum(
+            float(self.cost[call]) * self._share(call, each.stop)
+            for each in used
+            for call in self._top(*each.calls)
+        )
         cost += OVERHEAD_NS * len(used) * self.result.timed
         at = f"{unit.path}." if unit.path else ""
         written = (name.removeprefix(at) for name, *_ in self._written(ranges))
@@ -250,10 +256,16 @@ class _Search:
         returned = np.isin(held, recorded.outputs.of(top[-1]))
         kept = held[born & (alone | returned) & (lives.end[held] >= end)]
         kept = kept[lives.end[kept] > needed] if needed < NEVER else kept[:0]
-        freed = np.maximum(recorded.cached_until[kept], end)
-        for i in np.flatnonzero(np.isin(kept, held[returned])).tolist():
-            freed[i] = max(freed[i], self._dropped((first, last), int(kept[i])))
-        kept, freed = kept[freed <= needed], freed[freed <= needed]
+        freed, output = recorded.dropped[kept], np.isin(kept, held[returned])
+        freed[(freed == NEVER) & ~output] = end
+        freed = np.maximum(recorded.cached_until[kept], freed)
+        dropped = freed.copy()
+        for i in np.flatnonzero(output).tolist():
+            saved, given = self._elsewhere((first, last), int(kept[i]))
+            dropped[i] = max(dropped[i], saved)
+            freed[i] = max(freed[i], saved, given)
+        soon = freed <= needed
+        kept, freed, dropped = kept[soon], freed[soon], dropped[soon]
         unpacked = recorded.unpacked[own & (recorded.unpacked != NEVER)]
         # The last operator's backward is over when another one needs something.
         after = recorded.next_needed(int(unpacked.max(initial=0)))
@@ -279,6 +291,7 @@ class _Search:
             needed if (freed < needed).any() else NEVER,
             min(released, len(lives.events)),
             freed,
+            dropped,
             kept.astype(np.int64),
             short,
             self._again(begin, stop) + sum(clones) + state,
@@ -289,27 +302,26 @@ class _Search:
             state,
         )
 
-    def _dropped(self, calls: tuple[int, int], buffer: int) -> int:
-        """The row by which nothing else holds what some calls return: the first call
-        around them that does not return it has ended, all that saved it are done, and
-        so are those that it was given to, as they keep it if they are made again."""
+    def _elsewhere(self, calls: tuple[int, int], buffer: int) -> tuple[int, int]:
+        """The rows by which all other calls are done that saved what some calls return,
+        and by which those are that it was given to: they keep it if they are made
+        again."""
         recorded, parent = self.recorded, self.calls.parent
-        around = int(parent[calls[0]])
-        while around != NO_CALL and buffer in recorded.outputs.of(around):
-            around = int(parent[around])
-        if around == NO_CALL:
-            return NEVER
-        elsewhere = (recorded.buffer == buffer) & ~recorded.saved_in(*calls)
-        given = recorded.inputs.call[recorded.inputs.buffer == buffer]
-        for user in given[given >= calls[1]].tolist():
+        saved = (recorded.buffer == buffer) & ~recorded.saved_in(*calls)
+        given = np.zeros_like(saved)
+        users = recorded.inputs.call[recorded.inputs.buffer == buffer]
+        for user in users[users >= calls[1]].tolist():
             above = int(parent[user])  # in a Sequential, a run may begin with it
             until = user if above == NO_CALL or not self._children(above) else above
-            elsewhere |= recorded.saved_in(user, int(recorded.inside_end[until]))
-        needed = recorded.unpacked[elsewhere]
-        if (needed == NEVER).any():
-            return NEVER
-        done = recorded.next_needed(int(needed.max())) if len(needed) else 0
-        return max(int(recorded.end[around]), done)
+            given |= recorded.saved_in(user, int(recorded.inside_end[until]))
+        return self._released(saved), self._released(given)
+
+    def _released(self, saved: BoolArray) -> int:
+        """The row by which nothing more needs some saved tensors."""
+        needed = self.recorded.unpacked[saved]
+        if not len(needed) or (needed == NEVER).any():
+            return NEVER if len(needed) else 0
+        return self.recorded.next_needed(int(needed.max()))
 
     def _again(self, begin: int, stop: int) -> int:
         """The most bytes alive of what rows [begin, stop) allocate."""
@@ -324,6 +336,25 @@ class _Search:
 
     def _bytes(self, buffers: Int64Array) -> int:
         return int(self.recorded.lives.size[buffers].sum())
+
+    def _share(self, call: int, stop: int) -> float:
+        """The share of a call's cost that comes before row `stop`."""
+        recorded = self.recorded
+        rows = recorded.begin[call], min(stop, recorded.end[call]), recorded.end[call]
+        if not rows[0] < rows[1] < rows[2]:
+            return float(rows[1] == rows[2])
+        if self.result.timed:
+            middle = self._time[rows[1]]
+            begin, end = self.calls.begin_ns[call], self.calls.end_ns[call]
+        else:
+            lives = recorded.lives
+            size = np.append(0, np.cumsum(lives.size))
+            begin, middle, end = size[np.searchsorted(lives.row, rows)].tolist()
+        return float(np.clip((middle - begin) / max(end - begin, 1), 0, 1))
+
+    @cached_property
+    def _time(self) -> Int64Array:
+        return np.maximum.accumulate(self.recorded.trace.events.time_ns)
 
     @cached_property
     def cost(self) -> Float64Array:

@@ -21,6 +21,7 @@ import numpy as np
 
 from memplan.core.recompute import Root
 from memplan.recording.boundary import named_parts
+from memplan.recording.dropped import Dropped, is_plain
 from memplan.recording.held import tensors_in
 from memplan.recording.sites import in_backward
 from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
@@ -29,6 +30,7 @@ MOST_CALLS = 1 << 17  # later ones are not noted
 _HOOKED = "it has forward hooks, which would run twice"
 _COMPILED = "it is compiled"
 _CHANGES = "it changes a tensor of its own, which is no buffer, in place"
+_DROPPED = 5  # of what is noted of a saved tensor: when autograd alone holds it
 _SMALL = 1 << 20  # bytes of a buffer that is looked at before and after a call
 
 Caller = Callable[..., Any]
@@ -136,10 +138,11 @@ class Activations:
         self._inputs: list[tuple[int, ...]] = []
         self._outputs: list[tuple[int, ...]] = []
         self._saved: list[list[int]] = []
-        # Of a call, until the backward pass comes to it: its inputs, as weak
-        # references, and their versions.
+        # Of a call, until the backward pass comes to it: the counts of its inputs'
+        # versions, and what they were.
         self._given: dict[int, list[tuple[Any, int]]] = {}
         self._cached: list[list[int]] = []  # those that autocast's cache holds, too
+        self._dropped = Dropped(_DROPPED)
         self._patch: Any = None  # of the function that empties the cache
         self._timed: dict[int, tuple[Any, Any]] = {}  # CUDA events of a call
         self._thread = 0  # the one whose calls are noted: the first that makes one
@@ -172,9 +175,9 @@ class Activations:
         """What was noted. since_ns: monotonic ns where the trace's clock reads 0."""
         calls = np.array(self._calls, dtype=np.int64).reshape(-1, 5)
         self._uncache()
-        saved = np.array(self._saved, dtype=np.int64).reshape(-1, 5)
+        saved = np.array(self._saved, dtype=np.int64).reshape(-1, 6)
         module, parent, begin, end, flags = calls.T
-        call, address, packed, unpacked, cached = saved.T
+        call, address, packed, unpacked, cached, dropped = saved.T
         end = np.maximum(end, begin)  # of calls that never ended
         cost = (end - begin) * (not self._fake)
         for index, (first, last) in self._timed.items():
@@ -196,6 +199,7 @@ class Activations:
             np.maximum(packed - since_ns, 0),
             np.where(unpacked > 0, np.maximum(unpacked - since_ns, 1), 0),
             np.where(cached > 0, np.maximum(cached - since_ns, 1), 0),
+            np.where(dropped > 0, np.maximum(dropped - since_ns, 1), 0),
         )
 
     def _call(self, call: Caller, module: Any, args: Any, kwargs: Any) -> Any:
@@ -248,7 +252,8 @@ class Activations:
         local.autocast = torch.is_autocast_cache_enabled() and any(
             map(torch.is_autocast_enabled, ("cpu", "cuda"))
         )
-        self._given[index] = [(weakref.ref(each), was) for each, was in versions]
+        if flags:
+            self._given[index] = [(_count_of(each), was) for each, was in versions]
         del given
         timed = self._event()
         row[2] = time.monotonic_ns()
@@ -257,6 +262,7 @@ class Activations:
         finally:
             row[3] = time.monotonic_ns()
             local.open.pop()
+        self._dropped.look()
         if timed is not None and (last := self._event()) is not None:
             self._timed[index] = timed, last
         # What a call puts in its arguments, such as a cache, it returns as well.
@@ -308,9 +314,8 @@ class Activations:
         """Whether inputs of a call that is needed again, or of those around it, were
         changed since."""
         while call != NO_CALL:
-            for ref, was in self._given.pop(call, ()):
-                tensor = ref()
-                if tensor is not None and version_of(tensor) != was:
+            for count, was in self._given.pop(call, ()):
+                if _version_now(count, was) != was:
                     self._calls[call][4] |= int(Flag.CHANGED)
             call = self._calls[call][1]
 
@@ -356,11 +361,12 @@ class Activations:
         at = self._addresses([tensor])
         if not at:  # it has no storage
             return tensor
-        row = [opened[-1], *at, time.monotonic_ns(), 0, 0]
+        self._dropped.look()
+        row = [opened[-1], *at, time.monotonic_ns(), 0, 0, 0]
         self._saved.append(row)
         if self._local.autocast and _in_autocast_cache(tensor):
             self._cached.append(row)
-        return row, tensor
+        return row, self._dropped.alias(tensor, row)
 
     def _uncache(self) -> None:
         """Autocast's cache is empty now."""
@@ -374,6 +380,7 @@ class Activations:
             return packed
         row, tensor = packed
         if not row[3]:
+            self._dropped.look()
             row[3] = time.monotonic_ns()
             self._look_again(row[0])
         return tensor
@@ -442,6 +449,25 @@ def _is_small(buffer: Any) -> bool:
     plain = not (buffer.is_conj() or buffer.is_neg())
     few = 0 < buffer.nbytes <= _SMALL
     return bool(plain and few and buffer.is_contiguous())
+
+
+def _count_of(tensor: Any) -> Any:
+    """A tensor without memory, of the same version now and later; a weak reference to a
+    tensor of another class."""
+    torch = sys.modules["torch"]
+    if not is_plain(tensor) or tensor.is_inference():
+        return weakref.ref(tensor)
+    with torch.no_grad():
+        count = tensor.detach()
+        count.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return count
+
+
+def _version_now(count: Any, was: int) -> int:
+    """The version of a tensor, by what `_count_of` made of it."""
+    if isinstance(count, weakref.ref):
+        count = count()
+    return was if count is None else version_of(count)
 
 
 def version_of(tensor: Any) -> int:

@@ -21,6 +21,7 @@ AGAIN = "its call is made again already"  # an obstacle: the program does so
 _TIMES = ("begin_ns", "end_ns")
 _CALL = ("module", "parent", *_TIMES, "cost_ns", "flags")
 _SAVED = ("call", "address", "packed_ns", "unpacked_ns", "cached_ns")
+_DROPPED = "dropped_ns"
 
 
 class Flag(enum.IntFlag):
@@ -65,7 +66,8 @@ class Calls:
     addresses of the tensors given and returned, for each call.
     saved_call: the innermost call that saved it; saved_address; packed_ns: when;
     unpacked_ns: when the backward pass first needed it, 0 for never; cached_ns: until
-    when autocast's cache held it as well, 0 if it did not; int64, shape (k,).
+    when autocast's cache held it as well, 0 if it did not; dropped_ns: from when on
+    autograd alone held its storage, 0 where that is not known; int64, shape (k,).
     """
 
     roots: tuple[Root, ...]
@@ -83,15 +85,17 @@ class Calls:
     packed_ns: Int64Array
     unpacked_ns: Int64Array
     cached_ns: Int64Array
+    dropped_ns: Int64Array
 
     def __len__(self) -> int:
         return len(self.module)
 
     def to_json(self) -> dict[str, object]:
         """As plain data: modules as objects, calls and saved tensors as columns."""
+        names = (*_SAVED, _DROPPED)
         saved = (
             *(self.saved_call, self.saved_address),
-            *(self.packed_ns, self.unpacked_ns, self.cached_ns),
+            *(self.packed_ns, self.unpacked_ns, self.cached_ns, self.dropped_ns),
         )
         return {
             "roots": [asdict(each) for each in self.roots],
@@ -99,7 +103,7 @@ class Calls:
             "calls": {name: getattr(self, name).tolist() for name in _CALL},
             "inputs": self.inputs,
             "outputs": self.outputs,
-            "saved": {n: v.tolist() for n, v in zip(_SAVED, saved, strict=True)},
+            "saved": {n: v.tolist() for n, v in zip(names, saved, strict=True)},
         }
 
 
@@ -116,8 +120,9 @@ def calls_from_json(path: PathLike, value: object) -> Calls:
     named = Table(path, "calls", dict(table.fields)).build(_Named)
     _check_below(table, "modules[].root", [m.root for m in named.modules], named.roots)
     calls = table.table("calls", frozenset(_CALL))
-    saved = table.table("saved", frozenset(_SAVED))
-    call, tensors = _columns(calls, _CALL), _columns(saved, _SAVED)
+    saved = table.table("saved", frozenset(_SAVED), frozenset({_DROPPED}))
+    known = [_DROPPED] * (_DROPPED in saved.fields)  # older traces lack it
+    call, tensors = _columns(calls, _CALL), _columns(saved, (*_SAVED, *known))
     count = len(call["module"])
     _check_below(table, "calls.module", call["module"], named.modules)
     order = np.arange(count)
@@ -154,6 +159,7 @@ def calls_from_json(path: PathLike, value: object) -> Calls:
         packed_ns=tensors["packed_ns"],
         unpacked_ns=tensors["unpacked_ns"],
         cached_ns=tensors["cached_ns"],
+        dropped_ns=tensors.get(_DROPPED, np.zeros_like(tensors["call"])),
     )
 
 
