@@ -10,11 +10,13 @@ from typing import Literal
 import click
 
 from memplan.cli import arguments, show
+from memplan.core.recompute import Recomputation
 from memplan.errors import UsageError
 from memplan.recording.fake_device import GPUS
 from memplan.recording.target import Target
 from memplan.recording.trial import Trial, trial
 from memplan.reporting.fit import MARGIN, Fitted, Search
+from memplan.trace.trace import Trace
 from memplan.units import format_bytes, parse_bytes
 
 _PERCENT = f"{float(MARGIN):.0%}".replace("%", " %")
@@ -90,6 +92,12 @@ def _capacity(text: str) -> int:
     help="Steps to record at each value.",
 )
 @click.option(
+    "--recompute",
+    is_flag=True,
+    help="Count what SCRIPT, a training program, needs at least where it computes some "
+    "modules again, as with memplan solve --budget.",
+)
+@click.option(
     "--confirm",
     is_flag=True,
     help="Also run SCRIPT for real on the CPU, at the answer and at the next value.",
@@ -103,6 +111,7 @@ def command(
     device: Literal["cpu", "cuda"],
     beside: str,
     steps: int,
+    recompute: bool,
     confirm: bool,
     json_: bool,
     quiet: bool,
@@ -120,10 +129,14 @@ def command(
     """
     if confirm and device != "cpu":
         raise UsageError("--confirm runs SCRIPT on the CPU: use it with --device cpu")
+    if recompute and (confirm or device != "cpu"):
+        other = "--confirm" if confirm else f"--device {device}"
+        raise UsageError(f"--recompute cannot be used with {other}")
     limit = capacity - parse_bytes(beside)
     if limit <= 0:
         raise UsageError(f"--beside {beside} leaves nothing of --capacity")
-    runs = Runs(arguments.target(module, script), vary, device, steps, quiet)
+    target = arguments.target(module, script)
+    runs = Runs(target, vary, device, steps, quiet, recompute)
     flag = vary or Flag("", 0, 0)
     search = Search(lambda value: runs.fake(value, limit), flag.low, flag.high)
     found = search.run(limit)
@@ -138,13 +151,16 @@ def command(
 
 @dataclass(frozen=True)
 class Runs:
-    """The recordings that one search makes. notes: what they say, each once."""
+    """The recordings that one search makes. notes: what they say, each once; chosen: by
+    value, what is computed again so that it fits."""
 
     target: Target
     flag: Flag | None
     device: Literal["cpu", "cuda"]
     steps: int
     quiet: bool
+    recompute: bool = False
+    chosen: dict[int, Recomputation] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
 
     def label(self, value: int) -> str:
@@ -157,11 +173,23 @@ class Runs:
         found = self._trial(value, of)
         self.notes.update(dict.fromkeys(found.notes))
         size = found.live if self.device == "cpu" else found.reserved
+        if found.trace is not None:
+            size = self._least(value, found.trace, limit)
         fits = not found.out_of_memory
         if not self.quiet:
             told = format_bytes(size) if fits else "out of memory"
             show.note(f"{self.label(value)}: {told}")
         return size, fits
+
+    def _least(self, value: int, trace: Trace, limit: int) -> int:
+        """The least budget; where that is within the limit, note the best choice."""
+        from memplan.budgeting.choose import Budgeting
+
+        budgeting = Budgeting(trace)
+        least = budgeting.least.units.budget
+        if least <= limit:
+            self.chosen[value] = budgeting.within(limit).units
+        return least
 
     def confirmed(self, found: Fitted, limit: int) -> dict[int, int]:
         """By value the live bytes of real runs: of the answer's and the next one's; and
@@ -188,7 +216,7 @@ class Runs:
 
     def _trial(self, value: int, device: str) -> Trial:
         target = self.flag.of(self.target, value) if self.flag else self.target
-        return trial(target, device, self.steps)
+        return trial(target, device, self.steps, self.recompute)
 
 
 @dataclass(frozen=True)
@@ -221,9 +249,22 @@ class Answer:
             "counts": "live" if self.runs.device == "cpu" else "reserved",
             "limit_bytes": self.limit,
             "margin": float(MARGIN),
+            "recompute": self._recompute(),
             "confirmed": {str(value): size for value, size in self.confirmed.items()},
             "answer": self.value,
             "notes": list(self.runs.notes),
+        }
+
+    def _recompute(self) -> dict[str, object] | None:
+        """What is computed again at the largest value that fits, if anything is."""
+        part = None if self.value is None else self.runs.chosen.get(self.value)
+        if part is None:
+            return None
+        share = part.recomputed_milli / 1000
+        return {
+            "eager_bytes": part.eager,
+            "recomputed": share,
+            "units": len(part.units),
         }
 
     def tell(self) -> None:
@@ -253,9 +294,15 @@ class Answer:
         for title, one in ends:
             if one is not None:
                 size = _size(one.bytes, exact) if one.fits else "out of memory"
+                size += " at least" * runs.recompute
                 rows.append((title, f"{runs.label(one.value)}: {size}"))
                 if one.value in confirmed:
                     rows.append(("", f"really run: {_size(confirmed[one.value])}"))
+        if part := runs.chosen.get(self.value or 0):
+            rows.append(("as it is", f"{_size(part.eager, exact)} at that value"))
+            share = f"{part.recomputed_milli / 10:.0f} %"
+            what = f"{len(part.units)} units, {share} of a forward pass by bytes"
+            rows.append(("recomputed", what if part.units else "nothing needs to be"))
         if found.best is not None and confirmed and self.value != found.best.value:
             for value in sorted(confirmed, reverse=True):
                 if value < found.best.value:

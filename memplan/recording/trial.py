@@ -12,6 +12,7 @@ from memplan.scratch import scratch_folder
 from memplan.trace.lives import Summary
 from memplan.trace.read import read_trace
 from memplan.trace.reserved import most_reserved, ran_out
+from memplan.trace.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -19,24 +20,28 @@ class Trial:
     """What a recording found.
 
     live, reserved: peak bytes, exact; reserved is 0 on the CPU. out_of_memory: a
-    request did not fit the device. notes: memplan's notes, a line each.
+    request did not fit the device. notes: memplan's notes, a line each. trace: with
+    its activations, if that was asked for.
     """
 
     live: int
     reserved: int
     out_of_memory: bool
     notes: tuple[str, ...]
+    trace: Trace | None = None
 
 
-def trial(target: Target, device: str, steps: int) -> Trial:
+def trial(target: Target, device: str, steps: int, activations: bool = False) -> Trial:
     """Record `steps` steps of a program, then end it.
 
-    device: as for `record --device`. Raises RecordError with the program's last line
-    of stderr if it failed for another reason than memory, or if nothing was recorded.
+    device: as for `record --device`; activations: as `record --activations`. Raises
+    RecordError with the program's last line of stderr if it failed for another reason
+    than memory, or if nothing was recorded.
     """
     with scratch_folder("memplan-fit-") as folder:
         path = folder / "trace.parquet"
         options = ["--device", device, "--steps", str(steps), "--then-exit"]
+        options += ["--activations"] * activations
         command = [sys.executable, "-m", "memplan", "record", *options]
         done = subprocess.run(
             [*command, "--output", str(path), *target.command()],
@@ -50,7 +55,8 @@ def trial(target: Target, device: str, steps: int) -> Trial:
         said = done.stderr.strip().splitlines()
         if not path.exists():
             raise RecordError(_failure(target, said, done.returncode))
-        events = read_trace(path).events
+        trace = read_trace(path)
+    events = trace.events
     if not len(events):
         raise RecordError(
             f"{' '.join(target.command())} allocated no tensors in its own process, so "
@@ -64,7 +70,13 @@ def trial(target: Target, device: str, steps: int) -> Trial:
         for line in said
         if line.startswith("memplan: ") and "taken as" in line
     )
-    return Trial(Summary.of(events).peak_live, most_reserved(events), failed, notes)
+    return Trial(
+        Summary.of(events).peak_live,
+        most_reserved(events),
+        failed,
+        notes,
+        trace if activations else None,
+    )
 
 
 def _failure(target: Target, said: list[str], code: int) -> str:

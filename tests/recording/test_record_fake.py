@@ -235,6 +235,55 @@ def test_fit_finds_the_largest_and_a_real_run_agrees(
     assert found["sure"]["value"] < best["value"]
 
 
+BLOCKS = """
+import sys
+import torch
+from torch import nn
+
+parts = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))] * 8
+model = nn.Sequential(*parts)
+for step in range(4):
+    model(torch.randn(int(sys.argv[1]), 64)).square().mean().backward()
+"""
+
+
+def test_a_larger_batch_fits_where_modules_are_computed_again(
+    memplan: Run, tmp_path: Path
+) -> None:
+    script(tmp_path, BLOCKS)
+    options = ("--recompute", "-q", "--capacity", "6MiB")
+    varied = ("--json", "--vary", "n=1404..1406", "train.py", "{n}")
+    done = memplan("fit", *options, *varied)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["best"]["bytes"] <= 6 << 20 < found["beyond"]["bytes"]
+    part = found["recompute"]
+    assert part["eager_bytes"] > 12 << 20
+    assert part["recomputed"] > 0
+    value = str(found["answer"])
+    told = memplan("fit", *options, "train.py", value).stdout
+    assert "train.py fits" in told
+    assert " bytes at least" in told
+    assert f"{part['units']} units, {part['recomputed']:.0%}".replace("%", " %") in told
+    # It is so in a real run.
+    memplan("record", "-q", "--activations", "-o", "t.parquet", "train.py", value)
+    solved = memplan("solve", "-q", "t.parquet", "--budget", "6MiB")
+    assert solved.returncode == 0, solved.stderr
+
+
+def test_fit_with_modules_computed_again_is_for_training_on_the_cpu(
+    memplan: Run, tmp_path: Path
+) -> None:
+    script(tmp_path, ONE_TENSOR)
+    for other in (("--confirm",), ("--device", "cuda")):
+        done = memplan("fit", "--recompute", *other, "--capacity", "1MiB", "train.py")
+        assert done.returncode == 2
+        assert f"--recompute cannot be used with {' '.join(other)}" in done.stderr
+    done = memplan("fit", "--recompute", "--capacity", "4MiB", "train.py", "400000")
+    assert done.returncode == 2
+    assert "no whole step of the trace has a forward and a backward pass" in done.stderr
+
+
 ONE_TENSOR = """
 import sys
 import torch
@@ -278,7 +327,10 @@ def test_fit_goes_down_to_what_really_fits(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    def trial(target: Target, device: str, steps: int) -> Trial:
+    def trial(
+        target: Target, device: str, steps: int, activations: bool = False
+    ) -> Trial:
+        assert not activations
         size = int(target.arguments[-1])
         return Trial(size + size // 10 * (device == "cpu"), 0, False, ())
 
