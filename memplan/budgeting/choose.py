@@ -117,6 +117,11 @@ def with_units(recorded: Recorded, units: Sequence[Unit]) -> Recorded:
     return remade(recorded, spans_of(recorded, units)) if units else recorded
 
 
+def _again(candidate: Candidate) -> int:
+    """The most bytes that it allocates when it is made again."""
+    return max(span.again for span in candidate.spans)
+
+
 def _step(peak: int) -> int:
     """What peaks have to differ by to be told apart: bytes."""
     return max(RESERVE, peak >> 9)
@@ -260,12 +265,13 @@ class Budgeting:
         chosen: list[Candidate] = []
         taken: set[int] = set()
         found = level.candidates.found
-        for each in sorted(found, key=lambda c: (-c.saved, c.cost)):
+        # Of times, which differ from run to run, the least budget does not depend.
+        for each in sorted(found, key=lambda c: (-c.saved, _again(c), c.unit.name)):
             calls = {call for span in each.spans for call in range(*span.calls)}
             if (
                 each.saved * _WORTH > self.eager
                 and not calls & taken
-                and max(span.again for span in each.spans) <= most
+                and _again(each) <= most
             ):
                 chosen.append(each)
                 taken |= calls

@@ -183,10 +183,11 @@ class Runs:
 
     def _least(self, value: int, trace: Trace, limit: int) -> int:
         """The least budget; where that is within the limit, note the best choice."""
-        from memplan.budgeting.choose import Budgeting
+        from memplan.budgeting.choose import RESERVE, Budgeting
 
         budgeting = Budgeting(trace)
         least = budgeting.least.units.budget
+        least += max(RESERVE, least >> 7)  # two recordings' least budgets differ by less
         if least <= limit:
             self.chosen[value] = budgeting.within(limit).units
         return least

@@ -252,7 +252,7 @@ def test_a_larger_batch_fits_where_modules_are_computed_again(
 ) -> None:
     script(tmp_path, BLOCKS)
     options = ("--recompute", "-q", "--capacity", "6MiB")
-    varied = ("--json", "--vary", "n=1404..1406", "train.py", "{n}")
+    varied = ("--json", "--vary", "n=1389..1391", "train.py", "{n}")
     done = memplan("fit", *options, *varied)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
