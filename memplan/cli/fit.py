@@ -187,7 +187,9 @@ class Runs:
 
         budgeting = Budgeting(trace)
         least = budgeting.least.units.budget
-        least += max(RESERVE, least >> 7)  # two recordings' least budgets differ by less
+        least += max(
+            RESERVE, least >> 7
+        )  # two recordings' least budgets differ by less
         if least <= limit:
             self.chosen[value] = budgeting.within(limit).units
         return least
