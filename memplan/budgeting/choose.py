@@ -95,7 +95,8 @@ class _Level:
 
         None if none are found.
         """
-        if self.peak <= budget:
+        # A recorded peak is one; that of a trace to be is expected.
+        if self.peak <= budget - RESERVE * bool(self.below):
             return (), self.recorded, not self.below
         target = budget - RESERVE
         for _ in range(MOST_TRIES):

@@ -110,6 +110,22 @@ def test_more_memory_never_takes_more_time(
     assert costs == sorted(costs)
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_part_of_every_budget_is_left_free(
+    name: str, recordings: dict[str, Path]
+) -> None:
+    budgeting = Budgeting(memplan.read_trace(recordings[name] / "train.parquet"))
+    for level in budgeting._levels:
+        for budget in (level.peak, level.peak + RESERVE - 1, level.peak + RESERVE):
+            try:
+                part = budgeting.within(budget).units
+            except InfeasibleError as refusal:
+                assert refusal.peak is not None
+                assert refusal.peak > budget
+                continue
+            assert part.predicted <= budget - RESERVE * bool(part.units)
+
+
 def test_units_lie_within_units_or_apart(recordings: dict[str, Path]) -> None:
     trace = memplan.read_trace(recordings["runs"] / "train.parquet")
     units = Budgeting(trace).least.units.units
