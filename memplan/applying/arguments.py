@@ -31,7 +31,7 @@ class Arguments:
         self._before: dict[int, Any] = copy_of(self._objects)
         self._same: dict[int, Any] = {}
         self._versions = self._versions_now()
-        #: What the arguments are made of, each once, for `of`; None for objects.
+        #: What the arguments are made of, each once, for `again`; None for objects.
         self.values = [None if i in objects else each for i, each in enumerate(values)]
 
     @property

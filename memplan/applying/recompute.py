@@ -24,6 +24,7 @@ from memplan.recording.activations import (
     Caller,
     CallWrapper,
     is_sequence,
+    is_transformed,
     kind_of,
     obstacle_of,
     root_of,
@@ -86,8 +87,8 @@ class Recompute:
         )
 
     def _call(self, call: Caller, module: Any, args: Any, kwargs: Any) -> Any:
-        local, compiler = self._local, sys.modules["torch"].compiler
-        if not self._wrapper.running or compiler.is_compiling():
+        local = self._local
+        if not self._wrapper.running or is_transformed():
             return call(module, *args, **kwargs)
         known = self._known.get(id(module))
         if known is None or known[0]() is not module:

@@ -266,7 +266,7 @@ class Budgeting:
         chosen: list[Candidate] = []
         taken: set[int] = set()
         found = level.candidates.found
-        # Of times, which differ from run to run, the least budget does not depend.
+        # Times differ from run to run: the least budget is not to depend on them.
         for each in sorted(found, key=lambda c: (-c.saved, _again(c), c.unit.name)):
             calls = {call for span in each.spans for call in range(*span.calls)}
             if (

@@ -347,10 +347,17 @@ class _Search:
             middle = self._time[rows[1]]
             begin, end = self.calls.begin_ns[call], self.calls.end_ns[call]
         else:
-            lives = recorded.lives
-            size = np.append(0, np.cumsum(lives.size))
-            begin, middle, end = size[np.searchsorted(lives.row, rows)].tolist()
+            begin, middle, end = self._made_until(np.array(rows)).tolist()
         return float(np.clip((middle - begin) / max(end - begin, 1), 0, 1))
+
+    def _made_until(self, row: Int64Array) -> Int64Array:
+        """The bytes of all that was allocated before each row."""
+        before = np.searchsorted(self.recorded.lives.row, row)
+        return self._sums[before]
+
+    @cached_property
+    def _sums(self) -> Int64Array:
+        return np.append(0, np.cumsum(self.recorded.lives.size)).astype(np.int64)
 
     @cached_property
     def _time(self) -> Int64Array:
@@ -363,11 +370,8 @@ class _Search:
         calls, recorded = self.calls, self.recorded
         if not calls.cost_ns[self.own].any():
             self.result.timed = False
-            size = np.append(0, np.cumsum(recorded.lives.size))
-            first = np.searchsorted(recorded.lives.row, recorded.begin)
-            last = np.searchsorted(recorded.lives.row, recorded.end)
-            made: Float64Array = (size[last] - size[first]).astype(np.float64)
-            return made
+            made = self._made_until(recorded.end) - self._made_until(recorded.begin)
+            return made.astype(np.float64)
         step = np.searchsorted(recorded.lives.bounds, recorded.begin, side="right")
         seen: dict[tuple[int, int], float] = {}
         count: dict[tuple[int, int], int] = {}

@@ -73,6 +73,13 @@ class CallWrapper:
         self._ours = None
 
 
+def is_transformed() -> bool:
+    """Whether a compiler or a transform of torch.func runs, which allow no hooks."""
+    torch = sys.modules["torch"]
+    func = torch._C._functorch.peek_interpreter_stack()
+    return func is not None or bool(torch.compiler.is_compiling())
+
+
 def root_of(module: Any) -> Root:
     """What identifies an outermost module: see `Root`."""
     text = hashlib.sha256()
@@ -214,8 +221,7 @@ class Activations:
 
     def _number(self, module: Any) -> int | None:
         """Of a module whose call is to be noted; None for another one."""
-        compiling = sys.modules["torch"].compiler.is_compiling()
-        if compiling or not self._wrapper.running:
+        if not self._wrapper.running or is_transformed():
             return None
         if in_backward():
             self._object_to(module, AGAIN)

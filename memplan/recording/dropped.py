@@ -16,9 +16,12 @@ class _Storage:
     """One that the program still holds. aliases: the tensors that autograd was given
     in place of the program's own; rows: what was noted of each."""
 
-    pointer: int
     aliases: list[Any] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+
+    def alive(self) -> list[Any]:
+        """The aliases that autograd still has."""
+        return [each for ref in self.aliases if (each := ref()) is not None]
 
 
 class Dropped:
@@ -47,7 +50,9 @@ class Dropped:
             one = torch.empty(0, device="meta")  # asks for no memory
             self._beside = _count(_pointer(one)) - 1
         pointer = _pointer(tensor)
-        held = self._held.setdefault(pointer, _Storage(pointer))
+        held = self._held.get(pointer)
+        if held is None or not held.alive():  # another storage in its place
+            held = self._held[pointer] = _Storage()
         held.aliases.append(weakref.ref(alias))
         held.rows.append(row)
         return alias
@@ -56,7 +61,7 @@ class Dropped:
         """Note which storages the program has let go since."""
         now = time.monotonic_ns()
         for pointer, held in list(self._held.items()):
-            alive = [each for ref in held.aliases if (each := ref()) is not None]
+            alive = held.alive()
             if alive and _count(pointer) > len(alive) + self._beside:
                 continue
             del self._held[pointer]

@@ -15,6 +15,7 @@ from typing import Any, Final
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _MOST = 4096  # values that are looked at in one argument
 _DEEP = 32  # what lies deeper is shared by copies
+_NO_COPY: Final = (TypeError, ValueError, AttributeError, RuntimeError)
 # No state of a program's own, or none that is looked into.
 _OPAQUE: Final = (
     *PLAIN,
@@ -95,7 +96,7 @@ def _copy(value: Any, made: dict[int, Any], depth: int) -> Any:
         return new
     try:
         new = copy.copy(value)
-    except (TypeError, ValueError, AttributeError):  # the object allows no copy
+    except (*_NO_COPY, copy.Error):  # the object allows none
         return value
     made[id(value)] = new
     if isinstance(value, dict):

@@ -1,8 +1,9 @@
 """Training within a budget: memplan beside what torch offers, at equal true peaks.
 
 Each peer runs once to find its peak of live tensors; memplan then gets that peak as a
-budget, and the 64 KiB that a plan leaves free. Peaks are counted by the recorder, or by `memplan apply` itself, over the whole
-program. Losses that differ from eager's to the last bit are noted.
+budget, and the 64 KiB that a plan leaves free. Peaks are counted by the recorder, or by
+`memplan apply` itself, over the whole program. Losses that differ from eager's to the
+last bit are noted.
 """
 
 from __future__ import annotations
