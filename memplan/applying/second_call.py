@@ -1,19 +1,23 @@
 """What the second call of a unit finds, and what it leaves behind.
 
 Where the second call would compute something else, this keeps it the same. It finds
-what the first one found: the states of torch's, Python's and numpy's generators;
-buffers that the first call changed, as clones (batch norm does not read what it writes:
-its statistics are cloned only then); numbers, texts, containers of such and small
-tensors among modules' attributes; the mode, training or not. What it changes of these
-is undone. A unit with forward hooks, which would run twice, is not computed again. What
-cannot be kept the same raises: parameters, or tensors among attributes, that were
-changed between the two calls, and buffers that the recording did not see changed.
+what the first one found: the states of torch's, Python's and numpy's generators, and
+of those that modules have; buffers that the first call changed, as clones (batch norm
+does not read what it writes: its statistics are cloned only then); numbers, texts,
+containers and objects of such, and small tensors among modules' attributes; the mode,
+training or not. What it does to modules' attributes is undone. A unit with forward
+hooks, which would run twice, is not computed again. What cannot be kept the same
+raises: parameters, buffers, or tensors among attributes, that were changed between the
+two calls, and buffers that the recording did not see changed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import operator
 import random
+import shlex
 import sys
 import time
 import weakref
@@ -25,8 +29,9 @@ from typing import Any
 import numpy as np
 
 from memplan.core.recompute import Unit
-from memplan.recording.activations import version_of
+from memplan.recording.activations import SMALL, version_of
 from memplan.recording.boundary import named_parts
+from memplan.recording.held import is_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +93,7 @@ class Made:
         self._generators: tuple[Any, ...] | None = None
         self._versions: list[tuple[int, int]] = []
         self._tensors: list[int] = []  # versions, of those among attributes
+        self._buffers: list[tuple[int, int]] = []
 
     @contextlib.contextmanager
     def first(self) -> Iterator[None]:
@@ -103,7 +109,7 @@ class Made:
                     read = not isinstance(owner, _NormBase)
                     self._before.append((ref, name, value.clone() if read else None))
         modules = list(self._bound.modules())
-        self._attributes = [_plain_attributes(each, _SMALL) for each in modules]
+        self._attributes = [_plain_attributes(each) for each in modules]
         seen = _buffer_versions(modules, self._bound.written)
         generators = _generators()
         yield
@@ -111,13 +117,18 @@ class Made:
             self._generators = generators
         self._versions = _parameter_versions(modules)
         self._tensors = _tensor_versions(self._attributes)
-        if seen != _buffer_versions(modules, self._bound.written):
+        self._buffers = _buffer_versions(modules, self._bound.written)
+        if seen != self._buffers:
             raise RuntimeError(
                 f"memplan: {self._bound.unit.name} changed a buffer in its forward "
                 "call that it did not change while it was recorded, and cannot be "
                 "computed again with the same result; record the program again, or "
-                f"leave it out with --keep {self._bound.unit.path}"
+                f"leave it out with {self._leave_out}"
             )
+
+    @property
+    def _leave_out(self) -> str:
+        return f"--keep {shlex.quote(self._bound.unit.name)}"
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -125,16 +136,19 @@ class Made:
         import torch
 
         modules = list(self._bound.modules())
-        same = self._versions == _parameter_versions(modules)
-        if not same or self._tensors != _tensor_versions(self._attributes):
+        if (
+            self._versions != _parameter_versions(modules)
+            or self._buffers != _buffer_versions(modules, self._bound.written)
+            or self._tensors != _tensor_versions(self._attributes)
+        ):
             raise RuntimeError(
                 f"memplan: tensors of {self._bound.unit.name} were changed between "
                 "its forward call and the backward pass, which needs the call again; "
-                f"leave it out with --keep {self._bound.unit.path}"
+                f"leave it out with {self._leave_out}"
             )
         begin = time.perf_counter()
         kept: deque[tuple[Any, str, Any]] = deque()
-        attributes = [_plain_attributes(each, sys.maxsize) for each in modules]
+        attributes = [_all_attributes(each) for each in modules]
         generators = _generators() if self._generators is not None else None
         try:
             with torch.no_grad():
@@ -152,6 +166,8 @@ class Made:
             for owner, name, value in kept:
                 owner._buffers[name] = value
             for module, values in zip(modules, attributes, strict=True):
+                for name in vars(module).keys() - values.keys() - _TORCHS_OWN:
+                    del vars(module)[name]
                 _put_back(module, values)
             if generators is not None:
                 _set_generators(generators)
@@ -159,28 +175,47 @@ class Made:
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_CONTAINERS = (list, dict, set, tuple)
-_SMALL = 1 << 20  # bytes of a tensor that is held from the first call to the second
+_CONTAINERS = (list, dict, set, tuple, deque)
 _MOST_IN_CONTAINER = 1024  # a longer one is left alone
 
 
-def _plain_attributes(module: Any, most_bytes: int) -> dict[str, Any]:
+def _plain_attributes(module: Any) -> dict[str, Any]:
     """A module's own attributes that are plain values, copies of its containers of
-    such, and tensors of at most `most_bytes`: larger ones are not to be held."""
+    such, and tensors of at most SMALL bytes: larger ones are not to be held."""
     tensor = sys.modules["torch"].Tensor
     found: dict[str, Any] = {}
     for name, value in vars(module).items():
         if isinstance(value, _PLAIN):
             found[name] = value
         elif isinstance(value, tensor):
-            if value.numel() * value.element_size() <= most_bytes:
+            if value.numel() * value.element_size() <= SMALL:
                 found[name] = value
-        elif type(value) in _CONTAINERS and name not in _TORCHS_OWN:
-            held = value.values() if isinstance(value, dict) else value
-            few = len(value) <= _MOST_IN_CONTAINER
-            if few and all(isinstance(each, _PLAIN) for each in held):
-                found[name] = value, type(value)(value)
+        elif name not in _TORCHS_OWN and (copied := _copy_of(value)) is not None:
+            held = copied.values() if isinstance(copied, dict) else copied
+            if isinstance(copied, tensor) or all(isinstance(x, _PLAIN) for x in held):
+                found[name] = value, copied
     return found
+
+
+def _all_attributes(module: Any) -> dict[str, Any]:
+    """A module's own attributes, and copies of what holds others or has a state."""
+    return {
+        name: (value, _copy_of(value))
+        for name, value in vars(module).items()
+        if name not in _TORCHS_OWN
+    }
+
+
+def _copy_of(value: Any) -> Any:
+    """What a container or an object holds, or the state of a generator; None for
+    others, and where there is too much."""
+    if isinstance(value, sys.modules["torch"].Generator):
+        return value.get_state()
+    if type(value) in _CONTAINERS:
+        return copy.copy(value) if len(value) <= _MOST_IN_CONTAINER else None
+    if is_object(value) and hasattr(value, "__dict__"):
+        return dict(vars(value))
+    return None
 
 
 def _tensor_versions(attributes: Sequence[dict[str, Any]]) -> list[int]:
@@ -200,13 +235,33 @@ def _put_back(module: Any, values: dict[str, Any]) -> None:
         if not isinstance(value, tuple):
             own[name] = value
             continue
-        held, copy = value
-        if isinstance(held, list):
-            held[:] = copy
-        elif isinstance(held, dict | set):
-            held.clear()
-            held.update(copy)
+        held, copied = value
         own[name] = held
+        if copied is None or _holds(held, copied):
+            continue
+        if isinstance(held, sys.modules["torch"].Generator):
+            held.set_state(copied)
+        elif isinstance(held, list | deque):
+            held.clear()
+            held.extend(copied)
+        elif not isinstance(held, tuple):
+            content: Any = held if isinstance(held, dict | set) else vars(held)
+            content.clear()
+            content.update(copied)
+
+
+def _holds(value: Any, copied: Any) -> bool:
+    """Whether a container or an object holds what `_copy_of` found in it."""
+    if isinstance(value, sys.modules["torch"].Generator):
+        return bool(value.get_state().equal(copied))
+    if isinstance(value, set):
+        return bool(value == copied)
+    now = value if isinstance(value, (dict, list, tuple, deque)) else vars(value)
+    if isinstance(now, dict):
+        if list(now) != list(copied):
+            return False
+        now, copied = now.values(), copied.values()
+    return len(now) == len(copied) and all(map(operator.is_, now, copied))
 
 
 # What torch.nn.Module itself keeps in a module, but for its mode.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from memplan.applying.trial_step import Digests, Order
 from memplan.core.plan import Plan
-from memplan.errors import RecordError, UsageError
+from memplan.errors import InputError, RecordError, UsageError
 from memplan.formats.strictjson import parse
 from memplan.recording.target import Target
 from memplan.scratch import scratch_folder
@@ -120,7 +120,8 @@ class Rehearsal:
 def try_out(rehearsal: Rehearsal, said: Callable[[str], None]) -> Verdict:
     """Try all units; where something differs, find which. said: told of each run.
 
-    Raises RecordError if the program fails as it is.
+    Raises RecordError if the program fails as it is, and InputError if it has none of
+    the units.
     """
     names = [unit.name for unit in rehearsal.part.units]
     everything = list(range(len(names)))
@@ -131,6 +132,11 @@ def try_out(rehearsal: Rehearsal, said: Callable[[str], None]) -> Verdict:
         raise RecordError(f"the program cannot be tried as it is: {why}")
     said(f"with {len(names):,} units computed again")
     together = rehearsal.run(everything)
+    if not together.failure and not together.recomputations:
+        raise InputError(
+            f"the program computed none of the plan's {len(names):,} units again in "
+            f"its first {STEPS} steps: the plan was made for another one"
+        )
     problem = _difference(eager, together)
     compared = sum(map(len, eager.passes))
     peak, before = together.peak, eager.peak

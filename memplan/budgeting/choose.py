@@ -155,8 +155,10 @@ class Budgeting:
         known = {each.path for each in self.recorded.calls.modules}
         keep = [path for text in keep for path in _paths(text)]
         for path in keep:
-            if path not in known:
-                raise UsageError(f"--keep {path}: the trace has no module of that name")
+            if not path or path not in known:
+                raise UsageError(
+                    f"--keep {path!r}: the trace has no module of that name"
+                )
         self._keep, self._limit = keep, time_limit
         self._base = _Level(self.recorded, keep, time_limit)
         self.eager = self._base.peak
@@ -173,7 +175,10 @@ class Budgeting:
             return self.least.units.budget
         if match := _SHARE.fullmatch(budget):
             return math.floor(self.eager * float(match[1]) / 100)
-        return parse_bytes(budget)
+        try:
+            return parse_bytes(budget)
+        except UsageError as error:
+            raise UsageError(f"{error}, 70% or min") from error
 
     def within(self, budget: int) -> Chosen:
         """The cheapest choice that keeps to `budget` bytes.
@@ -186,6 +191,12 @@ class Budgeting:
         least = self.least
         if least.units.budget <= budget:  # found by another way
             return replace(least, units=replace(least.units, budget=budget))
+        if not least.units.units:
+            raise InfeasibleError(
+                "no module was found that takes less memory when it is computed again: "
+                f"{budget_of(self.eager)} recorded",
+                peak=self.eager,
+            )
         raise InfeasibleError(
             f"no choice of modules to compute again was found for "
             f"{format_bytes(budget)}; the least is {budget_of(least.units.budget)}, of "
@@ -321,7 +332,7 @@ class Budgeting:
         cost = math.fsum(each.cost for each in both)
         share = cost / self.candidates.forward if self.candidates.forward else 0.0
         part = Recomputation(
-            budget or peak + RESERVE,
+            budget or peak + RESERVE * bool(both),
             peak,
             self.eager,
             round(share * 1000),

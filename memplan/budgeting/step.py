@@ -107,6 +107,11 @@ class Recorded:
         )
 
     @cached_property
+    def drops(self) -> bool:
+        """Whether the trace has when the program lets saved tensors go."""
+        return bool((self.calls.dropped_ns > 0).any())
+
+    @cached_property
     def edges(self) -> Int64Array:
         """The rows at which steps begin, and at last the trace's end."""
         return np.concatenate([[0], self.lives.bounds, [len(self.lives.events)]])

@@ -257,7 +257,8 @@ class _Search:
         kept = held[born & (alone | returned) & (lives.end[held] >= end)]
         kept = kept[lives.end[kept] > needed] if needed < NEVER else kept[:0]
         freed, output = recorded.dropped[kept], np.isin(kept, held[returned])
-        freed[(freed == NEVER) & ~output] = end
+        if not recorded.drops:  # an older trace: so it is for most
+            freed[~output] = end
         freed = np.maximum(recorded.cached_until[kept], freed)
         dropped = freed.copy()
         for i in np.flatnonzero(output).tolist():

@@ -70,7 +70,8 @@ def _capacity(text: str) -> int:
     type=_flag,
     metavar="NAME=LOW..HIGH",
     help="Flag of SCRIPT to vary. memplan replaces {NAME} in SCRIPT's arguments, or "
-    "appends --NAME VALUE. Without --vary: check SCRIPT as it is.",
+    "appends --NAME VALUE, or -N VALUE for a name of one letter. Without --vary: check "
+    "SCRIPT as it is.",
 )
 @click.option(
     "--device",

@@ -473,7 +473,9 @@ def _next(found: Solved, path: Path | None) -> str:
     given = found.given
     if isinstance(given, Problem) or not found.plan.pays:
         return f"plot {shlex.quote(str(path))} -o packing.png"
-    return shlex.join(["apply", str(path), *(given.info.argv or ("SCRIPT",))])
+    part = found.plan.recompute
+    verb = "verify" if part is not None and part.units else "apply"  # first a trial
+    return shlex.join([verb, str(path), *(given.info.argv or ("SCRIPT",))])
 
 
 def _solve(

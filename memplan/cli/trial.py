@@ -53,7 +53,7 @@ def command(path: Path, plan: Plan, target: Target, trial: bool, json_: bool) ->
         show.fault(f"{path}: {problem}")
     if verdict is not None and verdict.differing:
         keep = " ".join(f"--keep {shlex.quote(each)}" for each in verdict.differing)
-        show.line(f"  next: memplan solve TRACE --budget {budget} {keep}")
+        show.line(f"  next: memplan solve TRACE --budget min {keep}")
     if problems:
         raise CheckFailed(f"{path} does not hold what it promises")
     rows = [("budget", format_bytes(budget))]

@@ -11,7 +11,7 @@ from memplan.cli import arguments, show
 from memplan.core.plan import Plan
 from memplan.core.problem import Problem
 from memplan.core.verify import Failure, Violation, verify
-from memplan.errors import CheckFailed, NoPlanError
+from memplan.errors import CheckFailed, NoPlanError, UsageError
 from memplan.trace.liveness import step_problem
 from memplan.units import format_bytes
 
@@ -66,6 +66,11 @@ def command(
     trace = Path(against[0]) if against else None
     found = arguments.read_plan(plan)
     violations = verify(found)
+    if trace is not None and found.recompute is not None and found.recompute.units:
+        raise UsageError(
+            f"{plan} computes modules again, which {trace} does not show; check it "
+            f"with its program: memplan verify {plan} SCRIPT"
+        )
     if trace is not None:
         violations += _against(found, trace, device)
     if json_:

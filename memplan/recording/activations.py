@@ -31,7 +31,9 @@ _HOOKED = "it has forward hooks, which would run twice"
 _COMPILED = "it is compiled"
 _CHANGES = "it changes a tensor of its own, which is no buffer, in place"
 _DROPPED = 5  # of what is noted of a saved tensor: when autograd alone holds it
-_SMALL = 1 << 20  # bytes of a buffer that is looked at before and after a call
+# Bytes of a buffer that is looked at before and after a call, and of a tensor among
+# attributes that is kept from the first call to the second.
+SMALL = 1 << 20
 
 Caller = Callable[..., Any]
 
@@ -284,9 +286,15 @@ class Activations:
             if module._buffers.get(name) is not each
             or self._state_of(module, each) != was
         }
+        # A small tensor that is replaced is kept for the second call.
+        written |= {
+            name: size
+            for name, (ref, _, size) in own.items()
+            if 0 < size <= SMALL and vars(module).get(name) is not ref()
+        }
         self._write(number, written)
         obstacle = obstacle_of(module)  # at the end: lazy modules have hooks before
-        for ref, was in own:
+        for ref, was, _ in own.values():
             if (each := ref()) is not None and version_of(each) != was:
                 obstacle = _CHANGES
         if obstacle:
@@ -430,12 +438,15 @@ def _in_autocast_cache(tensor: Any) -> bool:
     return type(source).__name__ == "AccumulateGrad"
 
 
-def _own_tensors(module: Any) -> list[tuple[Any, int]]:
-    """Weak references to tensors among a module's plain attributes, and their versions:
-    a call may put others in their place."""
+def _own_tensors(module: Any) -> dict[str, tuple[Any, int, int]]:
+    """Of the tensors among a module's plain attributes weak references, versions and
+    bytes, by name: a call may put others in their place."""
     kind = sys.modules["torch"].Tensor
-    found = (each for each in vars(module).values() if isinstance(each, kind))
-    return [(weakref.ref(each), version_of(each)) for each in found]
+    return {
+        name: (weakref.ref(each), version_of(each), _bytes_of(each))
+        for name, each in vars(module).items()
+        if isinstance(each, kind)
+    }
 
 
 def _bytes_of(tensor: Any) -> int:
@@ -453,7 +464,7 @@ def _is_small(buffer: Any) -> bool:
     if buffer.layout is not torch.strided or buffer.is_quantized:
         return False
     plain = not (buffer.is_conj() or buffer.is_neg())
-    few = 0 < buffer.nbytes <= _SMALL
+    few = 0 < buffer.nbytes <= SMALL
     return bool(plain and few and buffer.is_contiguous())
 
 

@@ -57,14 +57,14 @@ def trial(target: Target, device: str, steps: int, activations: bool = False) ->
             raise RecordError(_failure(target, said, done.returncode))
         trace = read_trace(path)
     events = trace.events
+    failed = ran_out(events)
+    if done.returncode and not failed:
+        raise RecordError(_failure(target, said, done.returncode))
     if not len(events):
         raise RecordError(
             f"{' '.join(target.command())} allocated no tensors in its own process, so "
             "memplan cannot measure it; if it starts other programs, name one of them"
         )
-    failed = ran_out(events)
-    if done.returncode and not failed:
-        raise RecordError(_failure(target, said, done.returncode))
     notes = tuple(
         line.removeprefix("memplan: ")
         for line in said

@@ -8,6 +8,7 @@ import io
 import pickle
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -232,6 +233,13 @@ def test_a_counter_in_a_buffer(kind: type[nn.Module]) -> None:
     )
 
 
+class Tally:
+    """What a module counts, in an object of its own."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
 class Counted(nn.Module):
     """Counts what it saw in attributes of its own, and its result depends on them."""
 
@@ -239,6 +247,9 @@ class Counted(nn.Module):
         super().__init__()
         self.linear = nn.Linear(8, 8)
         self.rows, self.loads, self.seen = 0, [0, 0], {"calls": 0}
+        self.recent: deque[int] = deque(maxlen=3)
+        self.tally = Tally()
+        self.generator = torch.Generator().manual_seed(5)
         self.scale: Tensor | None = None
 
     def forward(self, value: Tensor) -> Tensor:
@@ -248,7 +259,10 @@ class Counted(nn.Module):
         if self.scale is None:
             self.scale = torch.full((8,), 0.5)
         self.scale = self.scale * 0.9 + 0.1 * value.detach().mean(0)
-        value = torch.tanh(self.linear(value) * self.scale)
+        self.recent.append(self.rows)
+        self.tally.total += sum(self.recent)
+        noise = torch.rand(8, generator=self.generator) + self.tally.total
+        value = torch.tanh(self.linear(value) * self.scale + noise)
         return value * (self.rows + self.loads[0]) / self.seen["calls"]
 
 
@@ -265,6 +279,8 @@ def test_attributes_that_a_call_changes() -> None:
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     for one, two in zip(plain[1:], other[1:], strict=True):
         assert (one.rows, one.loads, one.seen) == (two.rows, two.loads, two.seen)
+        assert (one.recent, one.tally.total) == (two.recent, two.tally.total)
+        assert torch.equal(one.generator.get_state(), two.generator.get_state())
         assert torch.equal(one.scale, two.scale)
 
 
@@ -508,6 +524,42 @@ def test_parameters_changed_before_the_backward_pass_raise() -> None:
             model[0].inner[0].bias.add_(1.0)
         with pytest.raises(RuntimeError, match="were changed between"):
             loss.backward()
+
+
+def test_buffers_changed_before_the_backward_pass_raise() -> None:
+    model = nn.Sequential(blocks(), nn.BatchNorm1d(8).eval())
+    with recomputed(plan_for(model, "@0:2")):
+        loss = model(torch.randn(4, 8)).sum()
+        with torch.no_grad():
+            model[1].running_mean.add_(1.0)
+        with pytest.raises(RuntimeError, match="leave it out with --keep '0 to 1'"):
+            loss.backward()
+
+
+def test_what_the_second_call_leaves_on_modules_is_undone() -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.kept: tuple[Tensor, ...] = ()
+            self.all: list[Tensor] = []
+
+        def forward(self, value: Tensor) -> Tensor:
+            value = torch.tanh(self.linear(value))
+            self.kept = (value,)
+            self.all.append(value)
+            self.last = value
+            return value * 2
+
+    model = nn.Sequential(Keeping(), Keeping())
+    with recomputed(plan_for(model, "0", "1")):
+        loss = model(torch.randn(4, 8)).sum()
+        before = [(each.kept, list(each.all), each.last) for each in model]
+        loss.backward()
+    for each, (kept, found, last) in zip(model, before, strict=True):
+        assert each.kept is kept
+        assert each.last is last
+        assert list(map(id, each.all)) == list(map(id, found))
 
 
 def test_an_input_changed_before_the_backward_pass_raises() -> None:

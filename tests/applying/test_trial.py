@@ -9,20 +9,18 @@ from pathlib import Path
 import pytest
 
 import memplan as package
-from tests.budgeting.training import ENCODER, script_of, without_times
+from tests.budgeting.training import CONVOLUTIONS, ENCODER, script_of, without_times
 from tests.conftest import Run
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 OWN_GENERATOR = """
-class Noise(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(5)
+GENERATOR = torch.Generator().manual_seed(5)
 
+class Noise(nn.Module):
     def forward(self, value):
-        return value * torch.rand(value.shape, generator=self.generator)
+        return value * torch.rand(value.shape, generator=GENERATOR)
 
 class Part(nn.Module):
     def __init__(self, between):
@@ -89,6 +87,17 @@ def test_a_plan_that_holds(memplan: Run, tmp_path: Path) -> None:
     assert quick["fake_bytes"] == entries["fake_bytes"]
     assert quick["valid"] == (quick["fake_bytes"] <= budget)
     assert "measured_bytes" not in quick
+
+
+def test_a_plan_for_another_program(memplan: Run, tmp_path: Path) -> None:
+    planned(memplan, tmp_path, ENCODER)
+    (tmp_path / "other.py").write_text(script_of(CONVOLUTIONS))
+    done = memplan("verify", "t.plan.json", "other.py")
+    assert done.returncode == 3, done.stdout
+    assert "the plan was made for another one" in done.stderr
+    done = memplan("verify", "t.plan.json", "t.parquet")
+    assert done.returncode == 2
+    assert "memplan verify t.plan.json SCRIPT" in done.stderr
 
 
 def test_units_that_differ_are_named(memplan: Run, tmp_path: Path) -> None:

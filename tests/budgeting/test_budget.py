@@ -286,7 +286,8 @@ model(torch.randn(256, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 def train():
-    loss = model(torch.randn(256, 64)).square().mean()
+    slopes = torch.func.jacrev(model[0].made)(torch.randn(64))
+    loss = model(torch.randn(256, 64)).square().mean() + slopes.mean()
     loss.backward()
     optimizer.step()
     return loss.item()

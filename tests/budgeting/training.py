@@ -260,6 +260,36 @@ def train():
     return loss.item()
 """
 
+KEPT = """
+class Part(nn.Module):
+    def __init__(self, source, several):
+        super().__init__()
+        self.keys, self.kept, self.several = nn.Linear(64, 64), None, several
+        layers = [nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)]
+        self.rest = nn.Sequential(*layers)
+        self.__dict__["source"] = source  # no part of it
+
+    def forward(self, value):
+        if self.source is None:
+            keys = self.keys(value).tanh()
+            self.kept = (keys,) if self.several else keys
+        else:
+            keys = self.source.kept[0] if self.several else self.source.kept
+        return value + self.rest(value * keys)
+
+parts = []
+for i in range(8):
+    parts.append(Part(parts[-1] if i % 2 else None, i < 4))
+model = nn.Sequential(*parts)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    loss = model(torch.randn(1024, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
 PROGRAMS = {
     "encoder": ENCODER,
     "mixed": MIXED,
@@ -270,6 +300,7 @@ PROGRAMS = {
     "recurrent": RECURRENT,
     "runs": RUNS,
     "cached": CACHED,
+    "kept": KEPT,
 }
 
 

@@ -322,6 +322,13 @@ def test_fit_says_nothing_of_a_program_that_asks_for_nothing_itself(
     assert "train.py allocated no tensors in its own process" in done.stderr
 
 
+def test_fit_says_why_the_program_failed(memplan: Run, tmp_path: Path) -> None:
+    script(tmp_path, ONE_TENSOR)
+    done = memplan("fit", "--capacity", "1GiB", "train.py")
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "train.py ended with 1: IndexError" in done.stderr
+
+
 def test_fit_goes_down_to_what_really_fits(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

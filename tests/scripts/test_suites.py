@@ -16,9 +16,10 @@ SMALLEST = {
     "record": "--cases perceptron --divide 100",
     "solve": "--cases infer_resnet50 --limit 1 --contenders none",
     "emitted": "--cases 300,20,9,9 --contenders conv2d",
+    "budget": "--cases gpt2 --steps 8 --ways block:1",
     "fuse": "--cases stack:1 --batch 1 --contenders memplan",
 }
-LONG = ("apply", "fuse")
+LONG = ("apply", "budget", "fuse")
 # Whose programs or machines are not there: only that their cases are well formed.
 ELSEWHERE = ("gpu", "zigzag")
 
