@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 
 from memplan.core.recompute import Unit
-from memplan.recording.activations import SMALL, version_of
+from memplan.recording.activations import SMALL, bytes_of, version_of
 from memplan.recording.boundary import named_parts
-from memplan.recording.held import is_object
+from memplan.recording.held import PLAIN, is_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,6 @@ class Made:
             self._made_again(time.perf_counter() - begin)
 
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, set, tuple, deque)
 _MOST_IN_CONTAINER = 1024  # a longer one is left alone
 
@@ -185,14 +184,14 @@ def _plain_attributes(module: Any) -> dict[str, Any]:
     tensor = sys.modules["torch"].Tensor
     found: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if isinstance(value, _PLAIN):
+        if isinstance(value, PLAIN):
             found[name] = value
         elif isinstance(value, tensor):
-            if value.numel() * value.element_size() <= SMALL:
+            if bytes_of(value) <= SMALL:
                 found[name] = value
         elif name not in _TORCHS_OWN and (copied := _copy_of(value)) is not None:
             held = copied.values() if isinstance(copied, dict) else copied
-            if isinstance(copied, tensor) or all(isinstance(x, _PLAIN) for x in held):
+            if isinstance(copied, tensor) or all(isinstance(x, PLAIN) for x in held):
                 found[name] = value, copied
     return found
 

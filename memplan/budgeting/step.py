@@ -47,8 +47,7 @@ class Recorded:
     autocast's cache held it, 0 if it did not; buffer: the allocation that holds it,
     index into `lives`, or NONE; shape (k,). dropped: of each allocation, the row from
     which on autograd alone holds it, NEVER where that is not known, shape
-    (len(lives),).
-    again: whether it has units that are made again.
+    (len(lives),). again: whether it has units that are made again.
     """
 
     trace: Trace

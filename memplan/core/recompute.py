@@ -27,8 +27,8 @@ class Unit:
 
     root: index into `roots`. path: of the module in its root. first, last: of a run,
     the children [first, last) of the `torch.nn.Sequential` at `path`; both 0 for a
-    module. kind: class name. written: buffers that its forward changes, by their paths
-    in the unit's module.
+    module. kind: class name. written: buffers that its forward changes, and tensors
+    among attributes that it replaces, by their paths in the unit's module.
     """
 
     root: int

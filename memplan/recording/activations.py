@@ -281,7 +281,7 @@ class Activations:
             flags |= Flag.CHANGED
         row[4] = int(flags)
         written = {
-            name: _bytes_of(each)
+            name: bytes_of(each)
             for name, (each, was) in buffers.items()
             if module._buffers.get(name) is not each
             or self._state_of(module, each) != was
@@ -403,12 +403,7 @@ class Activations:
         """Of the storages that have one, each once."""
         found = []
         for tensor in tensors:
-            try:
-                with sys.modules["torch"]._C.DisableTorchFunction():
-                    address = self._address(tensor.untyped_storage())
-            except (RuntimeError, NotImplementedError):  # sparse, opaque or a subclass
-                continue
-            if address:
+            if address := _of_storage(tensor, self._address):
                 found.append(address)
         return tuple(dict.fromkeys(found))
 
@@ -443,18 +438,25 @@ def _own_tensors(module: Any) -> dict[str, tuple[Any, int, int]]:
     bytes, by name: a call may put others in their place."""
     kind = sys.modules["torch"].Tensor
     return {
-        name: (weakref.ref(each), version_of(each), _bytes_of(each))
+        name: (weakref.ref(each), version_of(each), bytes_of(each))
         for name, each in vars(module).items()
         if isinstance(each, kind)
     }
 
 
-def _bytes_of(tensor: Any) -> int:
-    torch = sys.modules["torch"]
-    with torch._C.DisableTorchFunction():
-        if tensor.layout is not torch.strided:
-            return 0
-        return int(tensor.untyped_storage().nbytes())
+def _of_storage(tensor: Any, read: Callable[[Any], int]) -> int:
+    """What `read` says of its storage; 0 for a tensor that has none, as sparse and
+    opaque ones, and some subclasses."""
+    try:
+        with sys.modules["torch"]._C.DisableTorchFunction():
+            return read(tensor.untyped_storage())
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def bytes_of(tensor: Any) -> int:
+    """Of its storage, 0 without one."""
+    return _of_storage(tensor, lambda storage: int(storage.nbytes()))
 
 
 def _is_small(buffer: Any) -> bool:

@@ -39,8 +39,8 @@ class Dropped:
         self._beside = 0  # what torch counts beside tensors
 
     def alias(self, tensor: Any, row: Row) -> Any:
-        """What autograd is to save in place of `tensor`: itself if it is watched not,
-        as parameters are, which the program keeps."""
+        """What autograd is to save in place of `tensor`: itself if it is not
+        watched: parameters, which the program keeps, and tensors of other classes."""
         torch = sys.modules["torch"]
         if not is_plain(tensor) or (tensor.is_leaf and tensor.requires_grad):
             return tensor

@@ -42,7 +42,8 @@ class Module:
     root: index into `roots`. path: in its root, "" for the root. kind: class name.
     children: of a plain `torch.nn.Sequential`, how many; else 0. obstacle: why its
     calls cannot be made again, "" if they can. written: its own buffers that its calls
-    changed; written_bytes: of each.
+    changed, and tensors among its attributes that they replaced; written_bytes: of
+    each.
     """
 
     root: int
