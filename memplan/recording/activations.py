@@ -403,7 +403,7 @@ class Activations:
         """Of the storages that have one, each once."""
         found = []
         for tensor in tensors:
-            if address := _of_storage(tensor, self._address):
+            if address := of_storage(tensor, self._address):
                 found.append(address)
         return tuple(dict.fromkeys(found))
 
@@ -444,7 +444,7 @@ def _own_tensors(module: Any) -> dict[str, tuple[Any, int, int]]:
     }
 
 
-def _of_storage(tensor: Any, read: Callable[[Any], int]) -> int:
+def of_storage(tensor: Any, read: Callable[[Any], int]) -> int:
     """What `read` says of its storage; 0 for a tensor that has none, as sparse and
     opaque ones, and some subclasses."""
     try:
@@ -456,7 +456,7 @@ def _of_storage(tensor: Any, read: Callable[[Any], int]) -> int:
 
 def bytes_of(tensor: Any) -> int:
     """Of its storage, 0 without one."""
-    return _of_storage(tensor, lambda storage: int(storage.nbytes()))
+    return of_storage(tensor, lambda storage: int(storage.nbytes()))
 
 
 def _is_small(buffer: Any) -> bool:

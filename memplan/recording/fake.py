@@ -19,14 +19,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest import mock
 
 from memplan.core.plan import Program
-from memplan.errors import RecordError
-from memplan.recording import target
-from memplan.recording.activations import Activations
+from memplan.errors import RecordError, as_options
+from memplan.recording.activations import Activations, of_storage
 from memplan.recording.fake_device import (
     CPU_ALIGNMENT,
     Devices,
@@ -35,18 +33,24 @@ from memplan.recording.fake_device import (
     patch_cuda,
 )
 from memplan.recording.fake_kernels import NONE, at_most, workspace
-from memplan.recording.fake_values import KNOWN_NUMBERS, StandIns, unknown_in
+from memplan.recording.fake_sites import FakeSites
+from memplan.recording.fake_values import (
+    KNOWN_NUMBERS,
+    WITH_VALUES,
+    WITHOUT_GPU,
+    StandIns,
+    unknown_in,
+)
 from memplan.recording.options import RecordOptions
 from memplan.recording.shim import require_torch, watch_fake_modes
-from memplan.recording.sites import foreign_files
 from memplan.recording.usage import StepClock, run_stats
 from memplan.trace.caching_allocator import CachingAllocator, DeviceFullError
 from memplan.trace.importers.snapshot_history import GRANULARITY
 from memplan.trace.lives import Summary
 from memplan.trace.recovery import Written
 from memplan.trace.reserved import ran_out
-from memplan.trace.stacks import NO_STACK, Frame, StackTable
-from memplan.trace.trace import Mark, Trace, TraceInfo
+from memplan.trace.stacks import StackTable
+from memplan.trace.trace import Category, Mark, Trace, TraceInfo
 from memplan.trace.write import write_trace
 
 _HERE = str(Path(__file__).parent / "fake")
@@ -60,9 +64,12 @@ class FakeEvents:
         self._clock = StepClock()
         self._context = contextlib.ExitStack()
         gpu = CachingAllocator(device.capacity) if device.is_gpu else None
-        whole = options.stacks == "python"
-        self._stacks = _Stacks(whole) if options.stacks != "none" else None
-        where = self._stacks.here if self._stacks is not None else None
+        self._sites = (
+            FakeSites(options.stacks == "python", self._label)
+            if options.stacks != "none"
+            else None
+        )
+        where = self._sites.here if self._sites is not None else None
         self._ledger = FakeLedger(gpu, where)
         self._values = StandIns("")
         self._activations = (
@@ -72,20 +79,22 @@ class FakeEvents:
         )
 
     def prepare(self) -> None:
-        """Do nothing: a fake recording hooks no modules or optimizers."""
+        """Call this before anything else hooks optimizers; `close` undoes it."""
+        if self._sites is not None:
+            self._sites.prepare()
 
     def start(self) -> None:
         """Make every tensor fake from here on. Raises EnvironmentUnfitError."""
         torch = require_torch("recording with fake tensors")
         folder = Path(torch.__file__).parent
         self._values.torch_folder = str(folder)
-        if self._stacks is not None:
-            self._stacks.foreign = (_HERE, *foreign_files(folder))
         devices = Devices(torch, self._ledger)
         watch = Watch(torch, self._ledger, self._values, devices)
         for patch in self._patches(torch, devices):
             self._context.enter_context(patch)
         self._context.enter_context(watched(watch))
+        if self._sites is not None:
+            self._sites.start(torch)
         if self._activations is not None:
             self._activations.start()
 
@@ -106,14 +115,16 @@ class FakeEvents:
         """
         if self._activations is not None:
             self._activations.stop()
+        if self._sites is not None:
+            self._sites.stop()
         if self._values.refused is not None:
-            raise RecordError(self._values.refused.reason)
+            reason = self._values.refused.reason
+            raise RecordError(reason, shell=as_options(reason))
         columns = self._ledger.columns()
         gpu = self._ledger.gpu
         if gpu is not None and not gpu.most_reserved and not ran_out(columns):
-            raise RecordError(
-                "the program allocated nothing on the GPU; use --device fake"
-            )
+            text = f"the program allocated nothing on the GPU; {WITHOUT_GPU}"
+            raise RecordError(text, shell=as_options(text))
         info = TraceInfo(
             program=Program(marks=mark.name.lower()),
             run=run_stats(self._clock.boundaries(), self._clock.steps),
@@ -123,7 +134,7 @@ class FakeEvents:
         )
         info = self._options.about(sys.modules["torch"], info)
         info = replace(info, producer=f"{info.producer}, of fake tensors")
-        stacks = self._stacks.table if self._stacks is not None else StackTable()
+        stacks = self._sites.table if self._sites is not None else StackTable()
         noted = self._activations
         calls = None if noted is None else noted.result(self._ledger.began_ns)
         write_trace(Trace(columns, stacks, info, calls), self._path)
@@ -131,7 +142,12 @@ class FakeEvents:
 
     def close(self) -> None:
         """Restore real tensors; does nothing if not started."""
+        if self._sites is not None:
+            self._sites.close()
         self._context.close()
+
+    def _label(self, tensor: Any, category: Category, stack: int) -> None:
+        self._ledger.label(of_storage(tensor, self._ledger.address), category, stack)
 
     def notes(self) -> list[str]:
         """The assumptions of the recording, and what it could not see."""
@@ -189,30 +205,6 @@ class FakeEvents:
             yield from patch_cuda(torch, gpu, self._device.name)
 
 
-class _Stacks:
-    """The Python stack of each allocation, or only the program's line, interned."""
-
-    def __init__(self, whole: bool) -> None:
-        """foreign: path prefixes of files that are not the program's."""
-        self.table = StackTable()
-        self.foreign: tuple[str, ...] = (_HERE,)
-        self._whole = whole
-
-    def here(self) -> int:
-        """The index of the current stack, without memplan's own frames."""
-        frames: list[Frame] = []
-        frame: FrameType | None = sys._getframe(1)
-        passed_over = (_HERE,) if self._whole else self.foreign
-        while frame is not None and frame.f_code.co_filename != target.__file__:
-            file = frame.f_code.co_filename
-            if not file.startswith(passed_over):
-                frames.append(Frame(file, frame.f_lineno, frame.f_code.co_name))
-                if not self._whole:
-                    break
-            frame = frame.f_back
-        return self.table.intern(tuple(frames)) if frames else NO_STACK
-
-
 _TRUE, _FALSE = ("isfinite", "isreal"), ("isnan", "isinf", "isneginf", "isposinf")
 _KEEPING = ("all", "any", "logical_and", "logical_or", "clone", "detach", "reshape")
 _NEGATING = ("logical_not", "bitwise_not", "__invert__")
@@ -245,9 +237,12 @@ class Watch:
         if unknown is not None and name in _SIZED.split():
             raise self.values.refuse(
                 f"{self.values.here()}: the size of a tensor depends on a value read "
-                f"at {unknown.what}, which a fake tensor does not have; record this "
-                "program with --device cpu, or use a fixed size"
+                f"at {unknown.what}, which a fake tensor does not have; "
+                f"{WITH_VALUES}, or use a fixed size"
             )
+        if name == "lstm" and not self.devices.simulated:
+            note = f"{self.values.here()}: the workspace of an LSTM is not counted"
+            self.values.others.setdefault(note)
         if name in _DRAWN and (known := self._drawn(func, args, kwargs)) is not None:
             return known
         if self.devices.simulated:
@@ -339,9 +334,17 @@ class Watch:
             storages = map(_storage, tensors)
             on_gpu = self.devices.place_of(any(map(self.ledger.on_gpu, storages)))
             # A view of a real tensor, such as a file's, allocates nothing.
-            given = func.is_view and not all(map(self._is_fake, tensors))
+            real = [each for each in tensors if not self._is_fake(each)]
+            given = func.is_view and bool(real) and not self._is_new(func, real)
             self._made(func, args, result, on_gpu, given)
             return result
+
+    def _is_new(self, func: Any, real: list[Any]) -> bool:
+        """Whether these were made for this call, as those of `torch.tensor`; it gives
+        arrays of numpy, which it only looks at, a storage that cannot grow."""
+        if func is not self.torch.ops.aten.lift_fresh.default:
+            return False
+        return all(_storage(each).resizable() for each in real)
 
     def _made(
         self, func: Any, args: Any, result: Any, on_gpu: bool, given: bool
@@ -372,8 +375,8 @@ class Watch:
             if result is None:
                 raise self.values.refuse(
                     f"{here}: the shape of the result of {func.name().split('::')[-1]} "
-                    "depends on values, which fake tensors do not have; record this "
-                    "program with --device cpu"
+                    "depends on values, which fake tensors do not have; "
+                    f"{WITH_VALUES}"
                 ) from error
             note = f"{here}: a selection depends on values; taken as all elements"
             self.values.others.setdefault(note)

@@ -24,8 +24,8 @@ import numpy as np
 
 from memplan.errors import UsageError
 from memplan.trace.caching_allocator import CachingAllocator, DeviceFullError
-from memplan.trace.trace import Action, Columns, Mark
-from memplan.units import parse_bytes
+from memplan.trace.trace import Action, Category, Columns, Mark
+from memplan.units import parse_memory
 
 # GiB of device memory as the vendors state it; the driver keeps some of it.
 GPUS = {
@@ -69,7 +69,7 @@ def fake_device(text: str) -> FakeDevice | None:
     if name != text and name.lower() in GPUS:
         return FakeDevice(True, name, GPUS[name.lower()] << 30)
     if name != text and name[:1].isdigit():
-        return FakeDevice(True, f"simulated GPU of {name}", parse_bytes(name))
+        return FakeDevice(True, f"simulated GPU of {name}", parse_memory(name))
     raise UsageError(
         f"{text}: write fake, fake:cuda, fake:cuda:SIZE (24GiB) or one of "
         + ", ".join(f"fake:cuda:{known}" for known in GPUS)
@@ -96,6 +96,7 @@ class FakeLedger:
         self._stack = stack
         # Of id(storage): its weak reference, address or None, bytes, and if on the GPU.
         self._known: dict[int, tuple[Any, int | None, int, bool]] = {}
+        self._labels: dict[int, set[int]] = {}  # of live addresses
         self._places = itertools.count(_BASE, CPU_ALIGNMENT)
         self._columns = [array(code) for code in "qBBQqqi"]
         self._digest = 0
@@ -135,6 +136,16 @@ class FakeLedger:
         """Where `storage` lies on the recorded device; 0 if it does not."""
         known = self._known.get(id(storage))
         return 0 if known is None or known[1] is None else known[1]
+
+    def label(self, address: int, category: Category, stack: int) -> None:
+        """The block at `address` holds that; stack: the index of one with its module.
+
+        Does nothing for address 0, and what is noted already.
+        """
+        known = self._labels.setdefault(address, set())
+        if address and category not in known:
+            known.add(category)
+            self._add(Action.LABEL, Mark.NONE, address, 0, category, stack)
 
     @property
     def began_ns(self) -> int:
@@ -196,6 +207,7 @@ class FakeLedger:
         _, address, size, _ = self._known.pop(key)
         if address is None:
             return
+        self._labels.pop(address, None)
         if self.gpu is not None:
             size = self.gpu.free(address)
         self._freed(address, size)

@@ -104,12 +104,12 @@ class Sites:
             return
         for ref in self._optimizers.values():
             if (optimizer := ref()) is not None:
-                _label_gradients(_parameters_of(optimizer))
+                _label_gradients(parameters_of(optimizer))
                 self._label_state(optimizer)
         for root in self._roots.values():
             if (module := root()) is not None:
-                self._label_parameters(_parameters_in(module))
-                _label_gradients(_parameters_in(module))
+                self._label_parameters(parameters_in(module))
+                _label_gradients(parameters_in(module))
         self.let_go()
 
     def let_go(self) -> None:
@@ -166,7 +166,7 @@ class Sites:
         # Only without an optimizer: walking all parameters is slow.
         if _alloc.gradients_wait():
             _alloc.gradients_noted()
-            _label_gradients(_parameters_in(module))
+            _label_gradients(parameters_in(module))
         _label(list(tensors_in(arguments)), Category.INPUTS)
         self._labelling_ns += time.perf_counter_ns() - begin
 
@@ -195,8 +195,8 @@ class Sites:
         if not _alloc.is_known(optimizer):
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
             _alloc.know(optimizer)
-            self._label_parameters(_parameters_of(optimizer))
-        _label_gradients(_parameters_of(optimizer))
+            self._label_parameters(parameters_of(optimizer))
+        _label_gradients(parameters_of(optimizer))
         _alloc.set_optimizer(True, above=1)
 
     def _label_parameters(self, parameters: Iterable[Any]) -> None:
@@ -227,12 +227,12 @@ def foreign_files(torch_folder: Path) -> list[str]:
     return [f"{torch_folder}{os.sep}", f"{own}{os.sep}", *NO_FILES, *within]
 
 
-def _parameters_of(optimizer: Any) -> Iterator[Any]:
+def parameters_of(optimizer: Any) -> Iterator[Any]:
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
-def _parameters_in(module: Any) -> Iterator[Any]:
+def parameters_in(module: Any) -> Iterator[Any]:
     """The parameters of a module and its submodules, even if its class overrides
     `parameters`."""
     held = (_own(part._parameters) for _, part in named_parts(module))
@@ -255,7 +255,7 @@ def _tensors_of(torch: Any) -> tuple[type, Callable[[], int]]:
     return torch.Tensor, torch._C._len_torch_function_stack
 
 
-def _unseen() -> contextlib.AbstractContextManager[object]:
+def unseen() -> contextlib.AbstractContextManager[object]:
     """A context in which the program's modes and tensor subclasses are not called."""
     disabled: contextlib.AbstractContextManager[object]
     disabled = sys.modules["torch"]._C.DisableTorchFunction()
@@ -269,7 +269,7 @@ def in_backward() -> bool:
 
 
 def _label_gradients(parameters: Iterable[Any]) -> None:
-    with _unseen():
+    with unseen():
         # PyTorch warns of the others: functional_call puts such in a module's place.
         gradients = [each.grad for each in parameters if each.is_leaf]
     _label(gradients, Category.GRADIENTS)
@@ -280,7 +280,7 @@ def _label(tensors: list[Any], category: Category, modules: Sequence[int] = ()) 
 
     Skips None and tensors without a block on a recorded device.
     """
-    with _unseen():
+    with unseen():
         _alloc.label_tensors(tensors, list(modules), int(category), _fake_class())
 
 
