@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from memplan.reporting.diff import diff as diff
     from memplan.reporting.live import live_at as live_at
     from memplan.reporting.stats import summarize as summarize
-    from memplan.trace.lives import buffers_of as buffers_of
+    from memplan.trace.read import buffers_of as buffers_of
     from memplan.trace.read import read_trace as read_trace
     from memplan.trace.trace import Trace as Trace
     from memplan.trace.write import write_trace as write_trace
@@ -56,7 +56,7 @@ _HOMES = {
     "Problem": "memplan.core.problem",
     "Trace": "memplan.trace.trace",
     "apply": "memplan.applying.session",
-    "buffers_of": "memplan.trace.lives",
+    "buffers_of": "memplan.trace.read",
     "check": "memplan.reporting.check",
     "chunk": "memplan.chunking.chunk",
     "compile": "memplan.compiling.compile",

@@ -16,15 +16,30 @@ Every message is one line: what is wrong, where, and what to do.
 
 from __future__ import annotations
 
+import re
+
 from memplan.text import printable
 
 EXIT_INTERRUPTED = 130
 
 
 class MemplanError(Exception):
-    """Base of every error memplan raises on purpose."""
+    """Base of every error memplan raises on purpose.
+
+    shell: the message for the command line, where it names options of a command and
+    not, as the other one, parameters.
+    """
 
     exit_code = 70
+
+    def __init__(self, *message: object, shell: str = "") -> None:
+        super().__init__(*message)
+        self._shell = shell
+
+    @property
+    def shell(self) -> str:
+        """The message as the command line shows it."""
+        return printable(self._shell) or str(self)
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -70,10 +85,14 @@ class NoPlanError(MemplanError):
     exit_code = 4
 
     def __init__(
-        self, message: str, peak: int | None = None, lower_bound: int | None = None
+        self,
+        message: str,
+        peak: int | None = None,
+        lower_bound: int | None = None,
+        shell: str = "",
     ) -> None:
         self.peak, self.lower_bound = peak, lower_bound
-        super().__init__(message)
+        super().__init__(message, shell=shell)
 
 
 class InfeasibleError(NoPlanError):
@@ -96,3 +115,19 @@ class ReaderGoneError(MemplanError):
     """Standard output is a pipe without a reader. Prints nothing, as with SIGPIPE."""
 
     exit_code = 141
+
+
+def expected(what: str, got: object) -> TypeError:
+    """The error for an argument that is not `what`."""
+    return TypeError(f"expected {what}, not {type(got).__name__}")
+
+
+def as_options(text: str) -> str:
+    """`text` with parameters as the command line has them: device="cpu" as --device cpu
+    and no_leak=True as --no-leak."""
+
+    def option(match: re.Match[str]) -> str:
+        name = "--" + match[1].replace("_", "-")
+        return name if match[2] == "True" else f"{name} {match[2].strip(chr(34))}"
+
+    return re.sub(r'\b([a-z_]+)=(True|"[^"]*"|\d+)', option, text)

@@ -166,7 +166,7 @@ def open_journal(path: PathLike, force: bool = False) -> int:
     except FileExistsError:
         raise UsageError(
             f"{name} is the journal of a running or killed recording; "
-            "run memplan recover on it, or pass --force to delete it"
+            "run memplan recover on it, or pass --force (force=True) to delete it"
         ) from None
     except OSError as error:
         raise EnvironmentUnfitError(_cannot_write(Path(path), error)) from error

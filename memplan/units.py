@@ -32,6 +32,20 @@ def parse_bytes(text: str) -> int:
     return round(float(number) * scale) if "." in number else int(number) * scale
 
 
+def parse_memory(text: str) -> int:
+    """As `parse_bytes`, for the memory of a device or a program.
+
+    Also raises UsageError for a number below 1024 without a unit, other than 0: no
+    program with tensors fits so few bytes, and counts of MiB or GiB look like this.
+    """
+    size, bare = parse_bytes(text), text.strip()
+    if bare.isdigit() and 0 < size < 1024:
+        raise UsageError(
+            f"{bare} has no unit; write {bare}GiB, {bare}MiB, or {bare}B for bytes"
+        )
+    return size
+
+
 def format_bytes(count: int | float) -> str:
     """``"12.4 GiB"``: IEC units with one decimal, whole bytes below 1 KiB."""
     value, unit = float(count), 0

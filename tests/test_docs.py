@@ -6,6 +6,7 @@ import itertools
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -117,6 +118,33 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     if " " in name:  # in a group, whose help has the first sentence
         assert command(name).get_short_help_str(200).endswith(".")
     assert max(map(len, text.splitlines())) <= 80
+
+
+# What the reader of a page has: a program's training, a model and its inputs.
+READERS_OWN = """\
+import torch
+
+def train(steps: int = 1) -> None: ...
+
+model = torch.nn.Linear(8, 8)
+inputs = longest = shorter = torch.ones(4, 8)
+"""
+
+
+def test_python_on_the_pages_type_checks(tmp_path: Path) -> None:
+    files = []
+    for page, text in TEXTS.items():
+        parts = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+        if parts:  # later ones on a page go on with the names of earlier ones
+            name = page.removesuffix(".md").replace("/", "_")
+            files.append(tmp_path / f"{name}.py")
+            files[-1].write_text(READERS_OWN + "".join(parts))
+    assert files
+    options = ["--strict", "--config-file", str(ROOT / "pyproject.toml")]
+    options += ["--cache-dir", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "mypy", *options, *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("page", TEXTS)

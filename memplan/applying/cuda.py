@@ -148,7 +148,7 @@ class CudaLoader:
             if each.device >= count:
                 raise EnvironmentUnfitError(
                     f"{each.name} is for GPU {each.device}, and there are {count}, "
-                    "counted from 0; choose another with --device"
+                    "counted from 0; choose another device"
                 )
         take_slots(library, torch)
         share_outside(torch, library)

@@ -128,7 +128,8 @@ class Made:
 
     @property
     def _leave_out(self) -> str:
-        return f"--keep {shlex.quote(self._bound.unit.name)}"
+        name = self._bound.unit.name
+        return f"--keep {shlex.quote(name)} (keep={[name]!r})"
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from memplan.applying.replan import Replanner
 from memplan.applying.report import Before, Report, make_report, where_memory_lives
 from memplan.applying.suitability import check_plan
 from memplan.core.plan import Plan
-from memplan.core.planfile import read_plan
+from memplan.core.planfile import as_plan
 from memplan.core.tables import (
     replay_arrays,
     room_for_departures,
@@ -223,9 +223,10 @@ def apply(
     replan: as for Loader. CUDA is experimental.
 
     `with memplan.apply("plan.json") as loader: train()`; afterwards
-    `loader.report()` tells how it went. Raises what Loader raises.
+    `loader.report()` tells how it went. Raises what Loader raises, TypeError for
+    anything else than a plan or a path, InputError for a file that cannot be read.
     """
-    found = plan if isinstance(plan, Plan) else read_plan(plan)
+    found = as_plan(plan)
     name = "the plan" if isinstance(plan, Plan) else str(plan)
     loader = loader_of(found, name, replan=replan)
     loader.start()

@@ -39,7 +39,7 @@ def check_plan(plan: Plan, name: str, device: str) -> None:
     ):
         raise InputError(
             f"{name} has offsets that are not multiples of {ALIGNMENT[device]} bytes, "
-            "as torch wants them; solve the trace again, without --alignment"
+            "as torch wants them; solve the trace again, without an alignment"
         )
     requests = [placed.requests for placed in plan.placements]
     if any((made.size == 0).any() for made in requests if made is not None):

@@ -26,7 +26,7 @@ from memplan.budgeting.units import (
 from memplan.core.recompute import Recomputation, Unit
 from memplan.errors import InfeasibleError, UsageError
 from memplan.trace.trace import Trace
-from memplan.units import budget_of, format_bytes, parse_bytes
+from memplan.units import budget_of, format_bytes, parse_memory
 
 RESERVE = 64 << 10  # bytes of a budget that the prediction leaves free
 MOST_TRIES = 8  # at a budget, each with the last prediction's excess left free
@@ -156,9 +156,8 @@ class Budgeting:
         keep = [path for text in keep for path in _paths(text)]
         for path in keep:
             if not path or path not in known:
-                raise UsageError(
-                    f"--keep {path!r}: the trace has no module of that name"
-                )
+                why = f"{path!r}: the trace has no module of that name"
+                raise UsageError(f"keep {why}", shell=f"--keep {why}")
         self._keep, self._limit = keep, time_limit
         self._base = _Level(self.recorded, keep, time_limit)
         self.eager = self._base.peak
@@ -176,7 +175,7 @@ class Budgeting:
         if match := _SHARE.fullmatch(budget):
             return math.floor(self.eager * float(match[1]) / 100)
         try:
-            return parse_bytes(budget)
+            return parse_memory(budget)
         except UsageError as error:
             raise UsageError(f"{error}, 70% or min") from error
 

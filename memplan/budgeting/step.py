@@ -12,14 +12,13 @@ from functools import cached_property
 import numpy as np
 
 from memplan.arrays import BoolArray, Int64Array
-from memplan.errors import UsageError
+from memplan.errors import UsageError, as_options
 from memplan.trace.calls import NO_CALL, Calls, Flag
 from memplan.trace.lives import Lives, lives_of
 from memplan.trace.trace import Category, Trace
 
 NEVER = np.iinfo(np.int64).max
 NONE = -1  # no allocation
-_REMEDY = "memplan record --activations"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +70,10 @@ class Recorded:
         """Raises UsageError for a trace without calls."""
         calls = trace.calls
         if calls is None:
+            text = "the trace does not say which module saved what, as a budget needs"
             raise UsageError(
-                "the trace does not say which module saved what, as a budget needs it; "
-                f"record the program again: {_REMEDY}"
+                f"{text}; record the program again with activations=True",
+                shell=f"{text}; record the program again: memplan record --activations",
             )
         lives = lives_of(trace)
         time = np.maximum.accumulate(trace.events.time_ns)
@@ -126,11 +126,12 @@ class Recorded:
         until = self.edges[np.minimum(found + 1, len(self.edges) - 1)]
         whole = (self.unpacked < until) & (found < self.lives.steps - 1)
         if not whole.any():
-            raise UsageError(
+            text = (
                 "no whole step of the trace has a forward and a backward pass of a "
-                "module; record at least three steps of a program that trains: "
-                f"{_REMEDY} --steps 4"
+                "module; record at least three steps of a program that trains, as with "
+                "steps=4"
             )
+            raise UsageError(text, shell=as_options(text))
         return int(found[whole].max())
 
     @property

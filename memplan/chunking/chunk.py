@@ -34,8 +34,8 @@ from memplan.graph.liveness import profile
 from memplan.graph.standin import StandIn
 from memplan.units import format_bytes
 
-AGAIN = "search again with --budget"
-MORE = "raise the budget (--budget)"
+AGAIN = "search again with a budget"
+MORE = "raise the budget"
 
 
 def chunk(
@@ -208,7 +208,7 @@ def trials_of(plan: ChunkPlan, name: str, exports: Exports) -> dict[str, Trial]:
         if target is None or fingerprint(target.program) != part.fingerprint:
             raise InputError(
                 f"{name} was made for another model, for other shapes, or with "
-                f"another torch ({plan.torch}); chunk this model with --budget"
+                f"another torch ({plan.torch}); chunk this model with a budget"
             )
         try:
             program = again(target.program, part.again)

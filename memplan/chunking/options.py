@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from memplan.errors import NoPlanError, UsageError
-from memplan.units import format_bytes, parse_bytes
+from memplan.units import format_bytes, parse_memory
 
 if TYPE_CHECKING:
     from memplan.chunking.module import Chunked
@@ -116,7 +116,7 @@ def parse_budget(text: str | int) -> Budget:
             )
         return Budget(share=share)
     try:
-        size = parse_bytes(text)
+        size = parse_memory(text)
     except UsageError as error:
         raise UsageError(
             f"a budget is a size, a share such as 25%, or min: {error}"
@@ -175,7 +175,7 @@ def too_large(
         found = f"the lowest found is {format_bytes(floor)}"
     return BudgetError(
         f"no plan found within {format_bytes(limit)}: {found}{where}; raise the budget "
-        "(--budget) at least to that",
+        "at least to that",
         floor,
         line,
         nearest,

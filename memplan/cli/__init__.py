@@ -104,7 +104,7 @@ def main() -> None:
 def _explained(error: Exception) -> int:
     """Print `error` in one line; its exit code."""
     if isinstance(error, MemplanError):
-        show.complaint(str(error))
+        show.complaint(error.shell)
         return error.exit_code
     if isinstance(error, MemoryError):
         show.complaint("not enough memory for this file or problem; use a smaller one")

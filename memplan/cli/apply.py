@@ -111,7 +111,7 @@ def _conclude(result: Report, plan: Plan, file: Path | None) -> int:
         try:
             write_bytes(file, text.encode() + b"\n")
         except MemplanError as failure:
-            show.complaint(str(failure))
+            show.complaint(failure.shell)
             return failure.exit_code
     return 0
 

@@ -201,6 +201,25 @@ rows = click.option(
     help="Number of rows.",
 )
 
+moment = click.option(
+    "--at",
+    default="peak",
+    metavar="peak|oom|end|SECONDS|STEP",
+    help="Moment to show: the peak, the first failed request, the last whole step's "
+    "end, a time such as 1.5s, or a step's number for its largest moment.",
+)
+
+
+def by(kinds: Sequence[str]) -> Callable[[F], F]:
+    """`--by KIND`, as `kind`: one of `kinds`, by default "line"."""
+    return click.option(
+        "--by",
+        "kind",
+        type=click.Choice(kinds),
+        default="line",
+        help="Property to group buffers by.",
+    )
+
 
 def read_input(
     source: Input, *columns: str, device: int | None = None
@@ -307,17 +326,11 @@ def trace_or_plan(source: Input, device: int | None = None) -> Trace | Plan:
     Raises UsageError for a bare problem, and a device where there is none.
     """
     with opened(source) as file:
-        if file.kind is Kind.PLAN:
-            if device is not None:
-                raise UsageError(f"--device is for snapshots; {file.path} is a plan")
-            return read_plan(file)
-        from memplan.trace.read import read_input
-        from memplan.trace.trace import Trace
+        if device is not None and file.kind is Kind.PLAN:
+            raise UsageError(f"--device is for snapshots; {file.path} is a plan")
+        from memplan.trace.read import read_trace_or_plan
 
-        found = read_input(file, device=device)
-        if isinstance(found, Trace):
-            return found
-        raise UsageError(f"{file.path} is a bare problem: solve it, name its plan")
+        return read_trace_or_plan(file, device)
 
 
 def expanded(names: Sequence[str]) -> list[Path]:

@@ -44,6 +44,11 @@ from memplan.units import format_bytes, parse_bytes
 )
 @click.option("--no-leak", is_flag=True, help="Also fail if memory grows over steps.")
 @click.option(
+    "--no-cycles",
+    is_flag=True,
+    help="Also fail if Python's cycle collector frees more than 1 % of the peak.",
+)
+@click.option(
     "--format",
     "format_",
     type=click.Choice(["text", "github"]),

@@ -5,21 +5,30 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import click
 
 from memplan.cli import arguments, show
 from memplan.core.recompute import Recomputation
-from memplan.errors import UsageError
+from memplan.errors import RecordError, UsageError, as_options
 from memplan.recording.fake_device import GPUS
+from memplan.recording.fake_values import WITH_VALUES, WITHOUT_GPU
 from memplan.recording.target import Target
-from memplan.recording.trial import Trial, trial
-from memplan.reporting.fit import MARGIN, Fitted, Search
+from memplan.recording.trial import ProgramFailedError, Trial, trial
+from memplan.reporting.fit import MARGIN, Fitted, Measured, Plateau, Search
 from memplan.trace.trace import Trace
-from memplan.units import format_bytes, parse_bytes
+from memplan.units import format_bytes, parse_memory
 
 _PERCENT = f"{float(MARGIN):.0%}".replace("%", " %")
+_UNKNOWN_TO_ARGPARSE = r"unrecognized arguments:[^\n]* "
+_UNKNOWN_TO_CLICK = r"No such option:? '?"
+# What `memplan record` advises, and what there is to do with `memplan fit`.
+_ADVICE = {
+    as_options(WITHOUT_GPU): "use --device cpu",
+    as_options(WITH_VALUES): "measure a real run: memplan record --device cpu",
+}
 _RANGE = re.compile(r"(-{0,2})([A-Za-z0-9][\w.-]*)=(\d{1,12})\.\.(\d{1,12})")
 
 
@@ -41,6 +50,38 @@ class Flag:
             words = (*words, self.name, str(value))
         return replace(target, arguments=words)
 
+    def refuse_unknown(self, target: Target, error: ProgramFailedError) -> None:
+        """Raise UsageError if the program, by argparse or click, does not know it."""
+        unknown = rf"({_UNKNOWN_TO_ARGPARSE}|{_UNKNOWN_TO_CLICK}){re.escape(self.name)}"
+        if error.code != 2 or not re.search(rf"{unknown}(?![\w-])", error.said):
+            return
+        near = self._alike(error.said, target)
+        name = self.name.lstrip("-")
+        if near:
+            short = near if len(near) == 2 else near.lstrip("-")
+            advice = f"it mentions {near}: write --vary {short}={self.low}..{self.high}"
+        else:
+            advice = (
+                f"write {{{name}}} among its arguments where the value belongs, "
+                f"such as {name}={{{name}}}"
+            )
+        raise UsageError(
+            f"{target.name} does not know {self.name}; {advice}"
+        ) from error
+
+    def _alike(self, said: str, target: Target) -> str | None:
+        """The flag most like this one that the program's error or source mentions."""
+        from difflib import get_close_matches
+
+        text = said
+        if not target.is_module:
+            text += Path(target.name).read_text(encoding="utf-8", errors="replace")
+        mentioned = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text)) - {self.name}
+        plain = {flag.strip("-").replace("_", "-"): flag for flag in sorted(mentioned)}
+        wanted = self.name.strip("-").replace("_", "-")
+        found = get_close_matches(wanted, plain, n=1)
+        return plain[found[0]] if found else None
+
 
 def _flag(text: str) -> Flag:
     """The flag in NAME=LOW..HIGH. A name without dashes gets two, of one letter one."""
@@ -54,7 +95,9 @@ def _flag(text: str) -> Flag:
 
 def _capacity(text: str) -> int:
     """Bytes, of a size or of the GPU with that name."""
-    return GPUS[text.lower()] << 30 if text.lower() in GPUS else parse_bytes(text)
+    if text.lower() in GPUS:
+        return GPUS[text.lower()] << 30
+    return parse_memory(text)
 
 
 @click.command("fit", cls=arguments.ProgramCommand)
@@ -133,7 +176,7 @@ def command(
     if recompute and (confirm or device != "cpu"):
         other = "--confirm" if confirm else f"--device {device}"
         raise UsageError(f"--recompute cannot be used with {other}")
-    limit = capacity - parse_bytes(beside)
+    limit = capacity - parse_memory(beside)
     if limit <= 0:
         raise UsageError(f"--beside {beside} leaves nothing of --capacity")
     target = arguments.target(module, script)
@@ -150,10 +193,17 @@ def command(
     sys.exit(0 if result.value is not None else 1)
 
 
+def _advised(text: str) -> str:
+    for recording, fitting in _ADVICE.items():
+        text = text.replace(recording, fitting)
+    return text
+
+
 @dataclass(frozen=True)
 class Runs:
-    """The recordings that one search makes. notes: what they say, each once; chosen: by
-    value, what is computed again so that it fits."""
+    """The recordings that one search makes. notes: what they say, each once; ran: the
+    values with which the program ran; chosen: by value, what is computed again so that
+    it fits."""
 
     target: Target
     flag: Flag | None
@@ -163,13 +213,14 @@ class Runs:
     recompute: bool = False
     chosen: dict[int, Recomputation] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
+    ran: list[int] = field(default_factory=list)
 
     def label(self, value: int) -> str:
         """ "--batch-size 8", or the program's name where nothing is varied."""
         return f"{self.flag.name} {value}" if self.flag else self.target.name
 
-    def fake(self, value: int, limit: int) -> tuple[int, bool]:
-        """The bytes that `Search` asks for, and whether the device had them."""
+    def fake(self, value: int, limit: int) -> Measured:
+        """A recording under fake tensors; its bytes are what the limit is for."""
         of = "fake" if self.device == "cpu" else f"fake:cuda:{limit}"
         found = self._trial(value, of)
         self.notes.update(dict.fromkeys(found.notes))
@@ -180,7 +231,7 @@ class Runs:
         if not self.quiet:
             told = format_bytes(size) if fits else "out of memory"
             show.note(f"{self.label(value)}: {told}")
-        return size, fits
+        return Measured(value, size, fits, found.allocated)
 
     def _least(self, value: int, trace: Trace, limit: int) -> int:
         """The least budget; where that is within the limit, note the best choice."""
@@ -202,10 +253,10 @@ class Runs:
         ends = (found.best, found.beyond)
         sizes = {one.value: self._real(one.value) for one in ends if one is not None}
 
-        def real(value: int) -> tuple[int, bool]:
+        def real(value: int) -> Measured:
             if value not in sizes:
                 sizes[value] = self._real(value)
-            return sizes[value], True
+            return Measured(value, sizes[value], True)
 
         if found.best is not None and sizes[found.best.value] > limit:
             low = found.measured[0].value
@@ -220,7 +271,21 @@ class Runs:
 
     def _trial(self, value: int, device: str) -> Trial:
         target = self.flag.of(self.target, value) if self.flag else self.target
-        return trial(target, device, self.steps, self.recompute)
+        try:
+            found = trial(target, device, self.steps, self.recompute)
+        except ProgramFailedError as error:
+            if self.flag is not None and target != self.target:
+                self.flag.refuse_unknown(self.target, error)
+            raise RecordError(f"{_advised(str(error))}{self._hint(value)}") from error
+        self.ran.append(value)
+        return found
+
+    def _hint(self, failed: int) -> str:
+        """What range to name where smaller values ran."""
+        ran = max((value for value in self.ran if value < failed), default=None)
+        if ran is None:
+            return ""
+        return f"; it ran with {self.label(ran)}: name a range that ends below {failed}"
 
 
 @dataclass(frozen=True)
@@ -245,7 +310,7 @@ class Answer:
 
     def entries(self) -> dict[str, object]:
         """As JSON has it."""
-        names = ("best", "beyond", "sure", "steady", "measured")
+        names = ("best", "beyond", "sure", "steady", "measured", "plateau")
         return {
             **show.picked(self.found, *names),
             "flag": self.runs.flag.name if self.runs.flag else None,
@@ -278,6 +343,9 @@ class Answer:
         title = f"{runs.label(first)} does not fit"
         if self.value is not None:
             title = f"{runs.label(self.value)} fits"
+            same = found.plateau
+            if same is not None and same.unused and same.value < self.value:
+                title = f"{runs.label(same.value)} to {self.value} fit alike"
         recordings = f"{count} recording{'s' * (count > 1)}, no memory used"
         show.facts(f"{title} ({recordings})", self._rows())
         cpu = runs.device == "cpu"
@@ -317,9 +385,29 @@ class Answer:
             none, sure = ("nothing" if runs.flag else "no"), found.sure
             yes = "yes" if sure is None or not runs.flag else runs.label(sure.value)
             rows.append((f"with {_PERCENT} to spare", none if sure is None else yes))
-        if not found.steady:
-            rows.append(("unsteady", "a larger value took less memory; see the list"))
+        if found.plateau is not None:
+            rows += self._unchanged(found.plateau)
+        if (fall := found.fall) is not None:
+            more, less = (runs.label(one.value) for one in fall)
+            rows.append(("unsteady", f"{less} takes less memory than {more}"))
         return rows
+
+    def _unchanged(self, plateau: Plateau) -> list[tuple[str, str]]:
+        """From where on the peak does not change, and whether anything else does."""
+        runs, flag = self.runs, self.runs.flag
+        assert flag is not None
+        count = sum(one.value >= plateau.value for one in self.found.measured)
+        size = f"{format_bytes(plateau.bytes)} at all {count} recorded values"
+        if plateau.value > flag.low:
+            first = f"from {runs.label(plateau.value)} on the peak does not change"
+            may = "the program may not use larger values"
+        else:
+            first = f"the peak does not depend on {flag.name}"
+            may = "the program may ignore it"
+        total = "but the bytes of all allocations together do"
+        if plateau.unused:
+            total = f"nor do the bytes of all allocations together: {may}"
+        return [("no change", f"{first}: {size}"), ("", total)]
 
 
 def _size(size: int, exact: bool = True) -> str:

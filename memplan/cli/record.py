@@ -131,7 +131,7 @@ def _conclude(path: Path, recording: Recording) -> int:
     try:
         recording.close()
     except MemplanError as failure:
-        show.complaint(str(failure))
+        show.complaint(failure.shell)
         return failure.exit_code
     if recording.written is not None:
         if not show.is_hushed():
@@ -163,7 +163,7 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
         try:
             found = step_problem(read_trace(recording.path, NEEDED))
         except NoPlanError as failure:
-            rows.append(("hot step", f"none: {failure}"))
+            rows.append(("hot step", f"none: {failure.shell}"))
             whole = " --step all" if verb == "solve" else ""
         else:
             if not len(found.problem):  # what is not freed is not planned
@@ -191,7 +191,7 @@ def _summarise(path: Path, recording: Recording, written: Written) -> None:
 
 
 def _failed(recording: Recording, summary: Summary) -> list[tuple[str, str]]:
-    """The last request that failed."""
+    """The first request that failed."""
     if summary.events > MOST_SEARCHED:
         text = f"a request for {format_bytes(summary.failed_bytes)} failed"
         return [("out of memory", text)]

@@ -19,7 +19,12 @@ def shown(title: str, kind: str, shares: Sequence[Share], most: int) -> None:
     """The largest `most` shares as a table, and one row for all others."""
     percents = percentages([share.bytes for share in shares])
     rows = [
-        [*_names(kind, share), format_bytes(share.bytes), percent, f"{share.count:,}"]
+        [
+            *names(kind, share.name, share.sites),
+            format_bytes(share.bytes),
+            percent,
+            f"{share.count:,}",
+        ]
         for share, percent in zip(shares, percents, strict=True)
     ]
     if len(rows) > most:
@@ -81,15 +86,19 @@ def module_pattern(modules: Iterable[str]) -> str:
     return named[0] + (f" +{len(named) - 1}" if len(named) > 1 else "")
 
 
-def _names(kind: str, share: Share) -> list[str]:
+def names(kind: str, name: str, sites: Sequence[Site]) -> list[str]:
+    """A row's texts: of a line its place, modules and operators, else its name.
+
+    sites: of the row, the one to be named first.
+    """
     if kind == "size":
-        return [format_bytes(int(share.name))]
+        return [format_bytes(int(name))]
     if kind != "line":
-        return [share.name]
-    operators = list(dict.fromkeys(s.operator for s in share.sites if s.operator))
+        return [name]
+    operators = list(dict.fromkeys(s.operator for s in sites if s.operator))
     more = f" +{len(operators) - 1}" if len(operators) > 1 else ""
     return [
-        place(share.site),
-        module_pattern([site.module for site in share.sites]),
+        place(sites[0]),
+        module_pattern([site.module for site in sites]),
         operators[0] + more if operators else "",
     ]

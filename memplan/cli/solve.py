@@ -396,11 +396,11 @@ class Solved:
         found = self.expected
         if found is None or not found.peak_now:
             return []
-        now, planned = format_bytes(found.peak_now), format_bytes(found.peak_planned)
-        least = format_bytes(found.peak_planned_least)
+        now = _between(found.peak_now_least, found.peak_now)
+        planned = _between(found.peak_planned_least, found.peak_planned)
         reach = format_bytes(found.out_of_reach)
         return [
-            ("resident", f"{now} at its most, {least} to {planned} under the plan"),
+            ("resident", f"at most {planned} under the plan, {now} without it"),
             ("out of reach", f"{reach}, which no plan can change"),
         ]
 
@@ -422,6 +422,12 @@ class Solved:
                     ("", "which is less: set it in PYTORCH_CUDA_ALLOC_CONF instead")
                 )
         return rows
+
+
+def _between(least: int, most: int) -> str:
+    """Bytes from `least` to `most`, as one size where they read alike."""
+    sizes = dict.fromkeys(map(format_bytes, (least, most)))
+    return " to ".join(sizes)
 
 
 def _compared(room: Room) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,15 +16,15 @@ from memplan.core.plan import Plan
 from memplan.errors import UsageError
 from memplan.formats.plain import plain
 from memplan.reporting.check import described
+from memplan.reporting.cycles import Collected
 from memplan.reporting.leak import told
-from memplan.reporting.live import By, Live
+from memplan.reporting.live import UNKNOWN, By, Live
 from memplan.reporting.saving import MOST_EVENTS, saving
-from memplan.reporting.stats import Stats, summarize
+from memplan.reporting.stats import Stats, has_cycles, summarize
 from memplan.sweep import sweep
 from memplan.trace.modelled import EXPANDABLE
 from memplan.trace.reserved import Reserved
-from memplan.trace.sites import Site
-from memplan.trace.trace import Category, Trace
+from memplan.trace.trace import NO_HISTORY, Category, Trace
 from memplan.units import format_bytes, format_gap, format_seconds, format_share
 
 _ALONE = 4  # so few traces are read faster than processes start
@@ -33,28 +33,30 @@ _SAVED_OF = {
     "reserved": "reserved",
     "heaps": "of the C library's heaps",
 }
-_OF_SITES = ("line", "function", "module", "op")
+OF_SITES = ("line", "function", "module", "op")
 _OF_ONE = {"kind": "--by", "at": "--at"}
-_UNKNOWN_SITES = (
+MOMENTS = {
+    "peak": "at the peak",
+    "oom": "at the first failed request",
+    "end": "at the end",
+}
+UNKNOWN_SITES = (
     "the trace does not say who asked: record again with --stacks site, the default"
+)
+_UNKNOWN_FRAMES = (
+    "the snapshot does not say who asked: call "
+    'torch.cuda.memory._record_memory_history(enabled="state") at the program\'s start'
 )
 
 
 @click.command("stats")
 @click.argument("source", nargs=-1, required=True, metavar="TRACE|SNAPSHOT|PLAN...")
+@arguments.moment
+@arguments.by(get_args(By))
 @click.option(
-    "--at",
-    default="peak",
-    metavar="peak|SECONDS|STEP",
-    help="Moment to show: the peak, a time such as 1.5s, or a step's number for its "
-    "largest moment.",
-)
-@click.option(
-    "--by",
-    "kind",
-    type=click.Choice(get_args(By)),
-    default="line",
-    help="Property to group buffers by.",
+    "--cycles",
+    is_flag=True,
+    help="Show what Python's cycle collector freed, and by which cycle it was held.",
 )
 @arguments.rows
 @arguments.device
@@ -64,6 +66,7 @@ def command(
     source: tuple[str, ...],
     at: str,
     kind: By,
+    cycles: bool,
     most: int,
     device: int | None,
     ray: str | None,
@@ -81,42 +84,78 @@ def command(
     """
     paths = arguments.expanded(source)
     if len(paths) > 1:
-        arguments.refuse(_OF_ONE, f"of one trace, not of {len(paths)}")
-        _of_many(paths, most, device, ray, json_)
+        arguments.refuse({"cycles": "--cycles"}, "for one trace; leave it out")
+        _of_many([_Reading(path, device, at, kind) for path in paths], most, ray, json_)
         return
     if ray is not None:
         raise UsageError("--ray is for many traces; leave it out")
     given = arguments.trace_or_plan(paths[0], device)
     if isinstance(given, Plan):
         arguments.refuse(
-            {**_OF_ONE, "most": "-n"},
+            {**_OF_ONE, "cycles": "--cycles", "most": "-n"},
             f"for traces: {paths[0]} is a plan, of sizes and offsets alone; name the "
             "trace that it was made from",
         )
         _of_plan(given, paths[0], json_)
         return
     found = summarize(given, at)
+    _check_kind(found, kind)
     if json_:
         entries = _entries(found) | {"saving": _saving_entries(given)}
         show.as_json(entries, "memplan.stats")
         return
     show.facts(f"memplan: {paths[0]}", _rows(found, at))
-    if len(found.at.chosen):
-        title = f"live {_moment(found.at, at)}, {format_bytes(found.at.bytes)}"
+    if cycles:
+        _show_cycles(found.cycles, most)
+    elif len(found.at.chosen):
+        title = f"live {_moment(found, at)}, {format_bytes(found.at.bytes)}"
         site_table.shown(f"{title}, by {kind}", kind, found.at.by(kind), most)
-    if len(given) and not found.has_sites and kind in _OF_SITES:
-        show.note(_UNKNOWN_SITES)
-    if not show.is_hushed():
+    if len(found.buffers) and not found.has_sites and kind in OF_SITES:
+        show.note(UNKNOWN_SITES if given.info.history else _UNKNOWN_FRAMES)
+    if not show.is_hushed() and (given.info.history or len(found.buffers)):
         named = [str(paths[0]), *([] if device is None else ["--device", str(device)])]
-        show.line(f"  {_next(found, shlex.join(named))}")
+        show.line(f"  {_next(found, at, shlex.join(named))}")
+
+
+def _show_cycles(found: Collected | None, most: int) -> None:
+    """What the collector freed, by cycle and site."""
+    if found is None:
+        show.line("Python's cycle collector freed nothing that is recorded")
+        return
+    title = f"freed by Python's cycle collector, {format_bytes(found.bytes)}"
+    if len(found.shares) > most:
+        title += f"; the {most:,} largest (-n shows more)"
+    columns = ["cycle", "closed at", "made at", "bytes", "buffers"]
+    rows = [
+        [
+            each.cycle or UNKNOWN,
+            each.place or UNKNOWN,
+            site_table.place(each.site),
+            format_bytes(each.bytes),
+            f"{each.buffers:,}",
+        ]
+        for each in found.shares[:most]
+    ]
+    show.table(title, columns, rows, 3)
+
+
+def _check_kind(found: Stats, kind: By) -> None:
+    """Raise UsageError where the trace cannot tell what buffers are summed by."""
+    if kind == "holder" and not found.trace.info.holders:
+        raise UsageError(
+            "--by holder: the trace does not say what holds its buffers; record the "
+            "program again, without --stacks none"
+        )
+    if kind == "step" and not found.trace.info.history:
+        raise UsageError(f"--by step: {NO_HISTORY}; choose another --by")
 
 
 def _entries(found: Stats) -> dict[str, Any]:
     """The result as JSON has it; the sites' bytes sum to those of `at`."""
     info, at, oom, reserved = found.trace.info, found.at, found.oom, found.reserved
-    return {
-        **show.picked(info, "device", "rank", "dropped_events", "complete"),
-        **show.picked(found, "steps", "kept_at_end_bytes", "leak"),
+    entries = {
+        **show.picked(info, "device", "rank", "dropped_events", "complete", "history"),
+        **show.picked(found, "steps", "kept_at_end_bytes", "leak", "cycles"),
         "script": info.program.script,
         "events": len(found.trace),
         **show.picked(found.peak, peak_bytes="bytes", peak_time="seconds"),
@@ -139,6 +178,11 @@ def _entries(found: Stats) -> dict[str, Any]:
             "at": _reserved_entries(reserved.at),
         },
     }
+    if not info.history:  # its moments have no times
+        entries["peak_time"] = entries["at"]["seconds"] = None
+        if reserved:
+            entries["reserved"]["peak_time"] = None
+    return entries
 
 
 def category_entries(live: Live) -> dict[str, int]:
@@ -154,14 +198,18 @@ def _reserved_entries(held: Reserved | None) -> dict[str, Any] | None:
 
 def _saving_entries(trace: Trace) -> dict[str, Any] | None:
     found = saving(trace)
-    sizes = {f"{name}_bytes": name for name in ("now", "planned", "planned_least")}
+    sizes = {
+        f"{name}_bytes": name
+        for name in ("now", "now_least", "planned", "planned_least")
+    }
     return None if found is None else show.picked(found, "of", "pays", **sizes)
 
 
 def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     info = found.trace.info
-    peak = found.peak
-    rows = [("peak live", f"{format_bytes(peak.bytes)} {_moment(peak, 'peak')}")]
+    if not info.history:
+        return _held_rows(found)
+    rows = [("peak live", f"{format_bytes(found.peak.bytes)} {_moment(found, 'peak')}")]
     known = [
         f"{category.label} {format_bytes(size)}"
         for category, size in found.peak.categories.items()
@@ -176,6 +224,9 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     if found.steps > 2:
         rows.append(("kept at end", format_bytes(found.kept_at_end_bytes)))
         rows.append(("leak", _leak(found)))
+        if found.leak is not None and found.leak.holder is not None:
+            rows.append(("", f"held by {found.leak.holder.text}"))
+    rows += _cycle_rows(found)
     if found.oom is not None:
         rows += oom_rows(found)
     if count := info.dropped_events:
@@ -186,13 +237,28 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
     return rows
 
 
+def _held_rows(found: Stats) -> list[tuple[str, str]]:
+    """Of a snapshot without a history."""
+    count = len(found.at.chosen)
+    many = f"{count:,} block{'s' * (count != 1)}"
+    rows = [("live", f"{format_bytes(found.at.bytes)} in {many}")]
+    if found.reserved is not None:
+        held = found.reserved.at
+        part, whole = map(format_bytes, (held.allocated, held.reserved))
+        rows.append(("allocated", f"{part} of {whole} reserved"))
+        rows += _idle("fragmented", held)
+    return [*rows, ("history", "none: peaks, lifetimes and leaks are not known")]
+
+
 def oom_rows(found: Stats) -> list[tuple[str, str]]:
-    """The last request that failed, which there is: what was live, and had."""
+    """The first request that failed, which there is: what was live, and had."""
     failed = found.oom
     assert failed is not None
     asked = f"{format_bytes(failed.requested_bytes)} could not be had"
     live = format_bytes(failed.live.bytes)
     when = f"after {format_seconds(failed.seconds)}, {live} live"
+    if failed.count > 1:
+        when += f"; {failed.count - 1:,} more failed later"
     rows = [("out of memory", f"{asked} {when}")]
     if found.trace.info.device == "cuda":
         rows.append(("", f"{format_bytes(failed.free)} free on the device"))
@@ -244,17 +310,48 @@ def _leak(found: Stats) -> str:
     return f"grows by {grows}; most made at {described(leak.site)}"
 
 
-def _moment(live: Live, at: str) -> str:
+def _cycle_rows(found: Stats) -> list[tuple[str, str]]:
+    """What waited for Python's collector, where it is not little."""
+    cycles = found.cycles
+    if cycles is None or not has_cycles(found):
+        return []
+    most = cycles.shares[0]
+    many = f"{format_bytes(cycles.bytes)} in {cycles.buffers:,} buffers"
+    rows = [("cycles", f"{many} were freed by Python's cycle collector alone")]
+    if most.site.file:
+        rows.append(("", f"most made at {described(most.site)}"))
+    if most.cycle:
+        closed = f", closed at {most.place}" if most.place else ""
+        rows.append(("", f"kept by {most.cycle}{closed}"))
+    return rows
+
+
+def _moment(found: Stats, at: str) -> str:
+    live = found.peak if at == "peak" else found.at
+    if not found.trace.info.history:
+        return "when the snapshot was taken"
     when = f"after {format_seconds(live.seconds)}"
-    if at == "peak":
-        when = f"at the peak, {when}"
-    return f"{when}, in step {live.step}" if len(live.buffers.bounds) else when
+    if at == "end" and found.steps:
+        return f"at the end of step {live.step - 1}, {when}"
+    if at in MOMENTS:
+        when = f"{MOMENTS[at]}, {when}"
+    return f"{when}, in step {live.step}" if found.steps else when
 
 
-def _next(found: Stats, name: str) -> str:
-    """What to do next, and what a plan would save; name: the trace's, for a shell."""
-    if found.leak is not None:
-        return f"next: memplan stats {name} --at {found.steps - 1}"
+def _next(found: Stats, at: str, name: str) -> str:
+    """What to do next; at: the moment shown; name: the trace's, for a shell."""
+    if found.oom is not None and at != "oom":
+        return f"next: memplan stats {name} --at oom shows what was live then"
+    if found.leak is not None and at != "end":
+        by = " --by holder" if found.trace.info.holders else ""
+        return f"next: memplan stats {name} --at end{by} shows what was kept"
+    if found.leak is not None or not found.trace.info.history:
+        return f"next: memplan report {name} shows every block"
+    return _plan_saves(found, name)
+
+
+def _plan_saves(found: Stats, name: str) -> str:
+    """What a plan would save."""
     if len(found.trace) > MOST_EVENTS:
         return f"next: memplan solve {name} says what a plan would save"
     saved = saving(found.trace)
@@ -268,7 +365,7 @@ def _next(found: Stats, name: str) -> str:
     if not saved.pays:
         return f"a plan would not pay: it saves {share} of {now} at most"
     most = format_bytes(saved.now - saved.planned_least)
-    least = format_bytes(max(saved.now - saved.planned, 0))
+    least = format_bytes(saved.least)
     span = most if least == most else f"{least} to {most}"
     if saved.of == "reserved":  # what stays outside the arena is in whole segments
         return f"next: memplan solve {name} may save up to {most} of {now}"
@@ -299,52 +396,85 @@ class _Reading:
 
     path: Path
     device: int | None
+    at: str
+    kind: By
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> _Found:
         given = arguments.trace_or_plan(self.path, self.device)
         if isinstance(given, Plan):
             raise UsageError(f"{self.path} is a plan; of many files, name traces only")
+        try:
+            found = summarize(given, self.at)
+            _check_kind(found, self.kind)
+        except UsageError as error:
+            raise UsageError(f"{self.path}: {error.shell}") from None
         head = {"path": str(self.path), "schema": "memplan.stats", "version": 1}
-        return head | _entries(summarize(given))
+        entries = head | _entries(found)
+        if not len(found.at.chosen):
+            return _Found(entries, "", found.has_sites)
+        top = found.at.by(self.kind)[0]
+        name = site_table.names(self.kind, top.name, top.sites)[0]
+        return _Found(entries, name, found.has_sites)
 
 
-def _of_many(
-    paths: list[Path], most: int, device: int | None, ray: str | None, json_: bool
-) -> None:
+@dataclass(frozen=True)
+class _Found:
+    """What is in a trace, as JSON has it; the part with most bytes, as people read it,
+    or "" where nothing is live."""
+
+    entries: dict[str, Any]
+    most: str
+    has_sites: bool
+
+
+def _of_many(readings: list[_Reading], most: int, ray: str | None, json_: bool) -> None:
     """Print a row for each trace, what differs most first.
 
     ray: the address of a cluster that reads them; its nodes must see the files.
     """
-    if ray is not None:
-        paths = [path.absolute() for path in paths]  # nodes work in folders of theirs
-    alone = ray is None and len(paths) < _ALONE
-    readings = [_Reading(path, device) for path in paths]
+    at, kind = readings[0].at, readings[0].kind
+    if ray is not None:  # nodes work in folders of theirs
+        readings = [replace(each, path=each.path.absolute()) for each in readings]
+    alone = ray is None and len(readings) < _ALONE
     found = sweep(readings, processes=1 if alone else None, address=ray)
-    middle = statistics.median(each["peak_bytes"] for each in found)
-    found = sorted(found, key=lambda each: -abs(each["peak_bytes"] - middle))
+    middle = statistics.median(map(_size, found))
+    found = sorted(found, key=lambda each: -abs(_size(each) - middle))
     if json_:
-        entries = {"median_peak_bytes": middle, "traces": found}
+        peaks = statistics.median(each.entries["peak_bytes"] for each in found)
+        entries = {"median_peak_bytes": peaks, "median_at_bytes": middle}
+        entries["traces"] = [each.entries for each in found]
         show.as_json(entries, "memplan.stats-many")
         return
-    title = f"{len(found):,} traces, median peak {format_bytes(middle)}"
+    name = "peak" if at == "peak" else "live"
+    title = f"{len(found):,} traces, median {name} {format_bytes(middle)}"
+    if at != "peak":
+        when = f"in step {at}" if at.isdecimal() else f"at {at}"
+        title += f" {MOMENTS.get(at, when)}"
     if len(found) > most:
         title += f"; the {most:,} that differ most (-n shows more)"
-    columns = ["trace", "most at", "rank", "peak", "from median", "leak a step"]
+    held = "most at" if kind == "line" else f"most, by {kind}"
+    columns = ["trace", held, "rank", name, "from median", "leak a step"]
     show.table(title, columns, [_row(each, middle) for each in found[:most]], 2)
+    if kind in OF_SITES and not any(each.has_sites for each in found):
+        show.note(UNKNOWN_SITES)
 
 
-def _row(each: dict[str, Any], middle: float) -> list[str]:
-    peak, leak = each["peak_bytes"], each["leak"]
-    away = peak - middle
+def _size(each: _Found) -> int:
+    """Bytes that are live at the moment that was asked for."""
+    size: int = each.entries["at"]["bytes"]
+    return size
+
+
+def _row(each: _Found, middle: float) -> list[str]:
+    size, leak = _size(each), each.entries["leak"]
+    away = size - middle
     share = f" ({100 * away / middle:+.1f} %)" if middle else ""
-    top = each["sites"][0] if each["sites"] else {}
-    site = Site(*(top.get(key, "") for key in ("file", "line", "function")))
     sign = "+" if away > 0 else ""
     return [
-        each["path"],
-        site_table.place(site) if site.file else "",
-        str(each["rank"]),
-        format_bytes(peak),
+        each.entries["path"],
+        each.most,
+        str(each.entries["rank"]),
+        format_bytes(size),
         f"{sign}{format_bytes(away)}{share}" if away else "0 B",
         format_bytes(leak["bytes_per_step"]) if leak else "",
     ]

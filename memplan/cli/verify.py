@@ -113,7 +113,7 @@ def _against(plan: Plan, path: Path, device: int | None) -> list[Violation]:
         else:
             problem = step_problem(source, plan.provenance.source.step).problem
     except NoPlanError as error:
-        text = f"{path} has no step to compare with: {error}"
+        text = f"{path} has no step to compare with: {error.shell}"
         return [Violation(Failure.FINGERPRINT, (), text)]
     if problem.fingerprint() == plan.problem.fingerprint():
         return []

@@ -54,8 +54,8 @@ from memplan.core.planrows import (
 )
 from memplan.core.problem import Problem
 from memplan.core.recompute import KEYS, Recomputation, recomputation_from
-from memplan.errors import FormatError, InputError
-from memplan.files import refuse_overwrite, write_bytes
+from memplan.errors import FormatError, InputError, expected
+from memplan.files import PathLike, refuse_overwrite, write_bytes
 from memplan.formats.sniff import Input, Kind, begins_as, opened
 from memplan.formats.strictjson import Refused, parse, shown
 from memplan.formats.table import Table, check_version
@@ -233,6 +233,18 @@ def read_plan(source: Input) -> Plan:
         data, name = file.read(MAX_PLAN_BYTES), os.fspath(file.path)
         _refuse_others(data, name)
         return _plan(file.json(REMEDY), data, name)
+
+
+def as_plan(source: Plan | PathLike) -> Plan:
+    """`source`, or the plan in the file of that name.
+
+    Raises TypeError for anything else, and what `read_plan` raises.
+    """
+    if isinstance(source, Plan):
+        return source
+    if not isinstance(source, str | os.PathLike):
+        raise expected("a Plan or the path of one", source)
+    return read_plan(source)
 
 
 def load_plan(data: bytes, name: str = "plan") -> Plan:

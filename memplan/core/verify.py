@@ -17,7 +17,9 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.core.plan import Plan, Stated, Warmup
+from memplan.core.planfile import as_plan
 from memplan.core.problem import Problem, join, pieces
+from memplan.files import PathLike
 from memplan.limits import MAX_INTEGER, MAX_TOTAL_BYTES
 from memplan.native import _verify
 
@@ -44,13 +46,17 @@ class Violation:
     message: str
 
 
-def verify(plan: Plan) -> list[Violation]:
-    """Everything wrong with `plan`; empty when it is safe to apply.
+def verify(plan: Plan | PathLike) -> list[Violation]:
+    """Everything wrong with `plan`, or with that in a file; empty when it is safe to
+    apply.
 
     Names every buffer that is misaligned, out of place or outside the arena, and
     every buffer that collides with one already found sound. At least one violation
-    is reported for any plan in which two live buffers share a byte.
+    is reported for any plan in which two live buffers share a byte. Raises TypeError
+    for anything else than a plan or a path, and InputError for a file that cannot be
+    read.
     """
+    plan = as_plan(plan)
     if len(plan.offsets) != len(plan.problem):
         capacity = 0  # no peak to speak of: what is wrong is the number of offsets
     else:

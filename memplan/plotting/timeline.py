@@ -17,14 +17,16 @@ from matplotlib.patches import Patch
 
 from memplan.arrays import Float64Array
 from memplan.core.plan import Plan
-from memplan.errors import InputError, UsageError
+from memplan.errors import InputError
+from memplan.files import PathLike
 from memplan.plotting import style
 from memplan.plotting.packing import packing
 from memplan.text import printable
 from memplan.trace.lives import lives_of
+from memplan.trace.read import as_trace_or_plan
 from memplan.trace.sites import first_of_user
 from memplan.trace.steps import outlives
-from memplan.trace.trace import Action, Trace
+from memplan.trace.trace import NO_HISTORY, Action, Trace
 from memplan.units import format_bytes, format_seconds
 
 MAX_MARKS = 25  # step boundaries drawn; of more, every 2nd, 5th, 10th, ...
@@ -259,8 +261,10 @@ def _draw_legend(figure: Figure, run: Run) -> None:
 def memory(trace: Trace, title: str = "") -> Figure:
     """The picture of a trace: live bytes over seconds, with its steps.
 
-    Raises InputError if the trace holds no allocation.
+    Raises InputError if the trace holds no allocation, or no history.
     """
+    if not trace.info.history:
+        raise InputError(f"there is nothing to draw over time: {NO_HISTORY}")
     lives = lives_of(trace)
     # Threads may read the clock out of turn by some nanoseconds.
     time = np.maximum.accumulate(trace.events.time_ns) / 1e9
@@ -275,26 +279,25 @@ def memory(trace: Trace, title: str = "") -> Figure:
 
 
 def _failure(trace: Trace, time_s: Float64Array) -> Failure | None:
-    """The last request that failed, and the line that asked."""
+    """The first request that failed, and the line that asked."""
     events = trace.events
     rows = np.flatnonzero(events.action == Action.OOM)
     if not len(rows):
         return None
-    row = int(rows[-1])
+    row = int(rows[0])
     frame = first_of_user(trace.stacks[int(events.stack[row])])
     site = f"{PurePath(frame.filename).name}:{frame.line} {frame.name}".rstrip()
     requested = int(events.requested_size[row])
     return Failure(float(time_s[row]), requested, site if frame.filename else "")
 
 
-def plot(source: Trace | Plan, title: str = "") -> Figure:
-    """A Trace's memory over time, or a Plan's packing, as a matplotlib Figure.
+def plot(source: Trace | Plan | PathLike, title: str = "") -> Figure:
+    """A Trace's memory over time, or a Plan's packing, or that of the one in a file, as
+    a matplotlib Figure.
 
     It has a `savefig`, and notebooks show it. title: the program's name unless given.
-    Raises UsageError for anything else, InputError where there is nothing to draw.
+    Raises TypeError for anything else, InputError where there is nothing to draw, or
+    for a file that cannot be read.
     """
-    if isinstance(source, Trace):
-        return memory(source, title)
-    if isinstance(source, Plan):
-        return packing(source, title)
-    raise UsageError(f"plot: {type(source).__name__} is neither a Trace nor a Plan")
+    found = as_trace_or_plan(source)
+    return memory(found, title) if isinstance(found, Trace) else packing(found, title)

@@ -454,6 +454,11 @@ def of_storage(tensor: Any, read: Callable[[Any], int]) -> int:
         return 0
 
 
+def storage_address(storage: Any) -> int:
+    """Where a storage lies."""
+    return int(storage.data_ptr())
+
+
 def bytes_of(tensor: Any) -> int:
     """Of its storage, 0 without one."""
     return of_storage(tensor, lambda storage: int(storage.nbytes()))

@@ -10,7 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memplan.errors import EnvironmentUnfitError, MemplanError, RecordError
+from memplan.errors import (
+    EnvironmentUnfitError,
+    MemplanError,
+    RecordError,
+    as_options,
+)
 from memplan.files import refuse_overwrite
 from memplan.recording.options import MAX_ENTRIES, RecordOptions, Stacks
 from memplan.recording.shim import require_torch
@@ -135,10 +140,11 @@ def require_gpu() -> Any:
     """The torch module. Raises EnvironmentUnfitError where it finds no GPU."""
     torch = require_torch("recording CUDA memory")
     if not torch.version.cuda or torch.cuda.device_count() == 0:
-        raise EnvironmentUnfitError(
-            f"torch {torch.__version__} finds no CUDA GPU; record with --device "
-            "cpu, or check the driver with nvidia-smi"
+        text = (
+            f"torch {torch.__version__} finds no CUDA GPU; record with "
+            'device="cpu", or check the driver with nvidia-smi'
         )
+        raise EnvironmentUnfitError(text, shell=as_options(text))
     return torch
 
 
@@ -153,12 +159,11 @@ def traces_of(
     found = devices_of(snapshot)
     chosen = [index for index in found if options.gpu in (None, index)]
     if not chosen:
-        raise RecordError(
-            f"device {options.gpu} has no events; these have: "
-            f"{', '.join(map(str, found)) or 'none'}"
-            if options.gpu is not None
-            else "the program allocated no CUDA memory; record it with --device cpu"
-        )
+        text = 'the program allocated no CUDA memory; record it with device="cpu"'
+        if options.gpu is not None:
+            some = ", ".join(map(str, found)) or "none"
+            text = f"device {options.gpu} has no events; these have: {some}"
+        raise RecordError(text, shell=as_options(text))
     return {index: _trace_of(snapshot, history, options, index) for index in chosen}
 
 

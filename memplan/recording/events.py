@@ -10,16 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from memplan.core.plan import Program, RunStats
-from memplan.errors import MemplanError, RecordError
+from memplan.errors import MemplanError, RecordError, as_options
 from memplan.files import open_journal, refuse_overwrite
 from memplan.native import _alloc
-from memplan.recording.activations import Activations
+from memplan.recording.activations import Activations, storage_address
 from memplan.recording.boundary import MOST_EVENTS
 from memplan.recording.cuda_observer import CudaObserver
+from memplan.recording.holders import HolderWatch
 from memplan.recording.options import RecordOptions
 from memplan.recording.shim import install, watch_fake_modes
 from memplan.recording.sites import ALL, SITE, Sites
-from memplan.recording.usage import StepClock, anonymous_bytes, file_bytes, run_stats
+from memplan.recording.usage import (
+    StepClock,
+    anonymous_bytes,
+    file_bytes,
+    run_stats,
+    used_bytes,
+)
 from memplan.text import printable
 from memplan.trace.info import encode_metadata
 from memplan.trace.journal import Journal
@@ -57,10 +64,10 @@ class Events:
         depth = {"none": None, "site": SITE, "python": ALL}[options.stacks]
         self._sites = None if depth is None else Sites(depth, self._cpu, observer)
         self._activations = (
-            Activations(lambda storage: int(storage.data_ptr()), fake=False)
-            if options.activations
-            else None
+            Activations(storage_address, fake=False) if options.activations else None
         )
+        self._watch = HolderWatch(storage_address, _alloc.recorded_events)
+        self._fault = ""  # why the holders were not found
         self._fake_mode = ""  # where the program made one
         self._patches = contextlib.ExitStack()
         # At the first boundary: what sites count, and nanoseconds, wall's and CPU's.
@@ -84,6 +91,7 @@ class Events:
         self._patches.enter_context(watch_fake_modes(self._note_fake_mode))
         if self._sites is not None:
             self._sites.start()
+            self._watch.start()
         _alloc.start_recording(descriptor, info, limit, self._cpu)
         if self._activations is not None:
             self._activations.start()
@@ -140,6 +148,8 @@ class Events:
                 "tensors hold no memory and are not in the trace; --device fake "
                 "records what they would hold"
             )
+        if self._fault:
+            notes.append(f"who holds what is alive was not found: {self._fault}")
         if self._sites_share > NOTED_SHARE:
             notes.append(
                 f"recording call sites added about {self._sites_share:.0%} to a step's "
@@ -184,18 +194,17 @@ class Events:
         try:
             found = self._write(dropped)
         except MemplanError as failure:
-            raise RecordError(
-                f"{failure}; no event is lost: make the trace with {self._recover}"
-            ) from failure
+            kept = f"no event is lost: make the trace with {self._recover}"
+            told, shell = f"{failure}; {kept}", f"{failure.shell}; {kept}"
+            raise RecordError(told, shell=shell) from failure
         except KeyboardInterrupt:
             line = printable(f"memplan: interrupted while writing: {self._remedy}")
             print(line, file=sys.stderr)
             raise
         if found is None:
             self._journal.unlink(missing_ok=True)
-            raise RecordError(
-                "the program allocated no CUDA memory; record it with --device cpu"
-            )
+            text = 'the program allocated no CUDA memory; record it with device="cpu"'
+            raise RecordError(text, shell=as_options(text))
         if not found.reason:
             self._journal.unlink(missing_ok=True)
         return found
@@ -235,6 +244,12 @@ class Events:
         if complete and self._before:
             added = info.run.peak_rss_bytes - file_bytes() - self._before
             info = replace(info, added_bytes=max(added, 0))
+        if complete and self._cpu:
+            info = replace(info, used_bytes=used_bytes())
+        if complete and self._sites is not None:
+            found = self._watch.stop(self._sites.is_foreign)
+            self._fault = found.fault
+            info = replace(info, holders=found.holders, collections=found.collections)
         info = self._options.about(sys.modules["torch"], info)
         noted = self._activations if complete else None
         calls = None if noted is None else noted.result()

@@ -41,6 +41,7 @@ from memplan.recording.fake_values import (
     StandIns,
     unknown_in,
 )
+from memplan.recording.holders import HolderWatch
 from memplan.recording.options import RecordOptions
 from memplan.recording.shim import require_torch, watch_fake_modes
 from memplan.recording.usage import StepClock, run_stats
@@ -72,6 +73,8 @@ class FakeEvents:
         where = self._sites.here if self._sites is not None else None
         self._ledger = FakeLedger(gpu, where)
         self._values = StandIns("")
+        self._watch = HolderWatch(self._ledger.address, self._ledger.__len__)
+        self._fault = ""  # why the holders were not found
         self._activations = (
             Activations(self._ledger.address, fake=True)
             if options.activations
@@ -95,6 +98,7 @@ class FakeEvents:
         self._context.enter_context(watched(watch))
         if self._sites is not None:
             self._sites.start(torch)
+            self._watch.start()
         if self._activations is not None:
             self._activations.start()
 
@@ -132,6 +136,11 @@ class FakeEvents:
             alignment=CPU_ALIGNMENT if gpu is None else GRANULARITY,
             stacks=self._options.stacks,
         )
+        if self._sites is not None:
+            began = self._ledger.began_ns
+            found = self._watch.stop(self._sites.is_foreign, began)
+            self._fault = found.fault
+            info = replace(info, holders=found.holders, collections=found.collections)
         info = self._options.about(sys.modules["torch"], info)
         info = replace(info, producer=f"{info.producer}, of fake tensors")
         stacks = self._sites.table if self._sites is not None else StackTable()
@@ -152,6 +161,8 @@ class FakeEvents:
     def notes(self) -> list[str]:
         """The assumptions of the recording, and what it could not see."""
         notes = self._values.notes()
+        if self._fault:
+            notes.append(f"who holds what is alive was not found: {self._fault}")
         gpu = self._ledger.gpu
         if gpu is not None:
             limit = "" if gpu.capacity is None else f" of {gpu.capacity:,}"

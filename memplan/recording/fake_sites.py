@@ -101,6 +101,10 @@ class FakeSites:
             handle.remove()
         self._handles = []
 
+    def is_foreign(self, file: str) -> bool:
+        """Whether a file is not the program's."""
+        return file.startswith(self._foreign)
+
     # -- requests ----------------------------------------------------------------
 
     def here(self) -> int:

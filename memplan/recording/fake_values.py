@@ -17,6 +17,9 @@ from typing import Any
 
 MOST_NOTES = 5
 KNOWN_NUMBERS = 4096  # tensors up to this many elements keep known values
+# What to do about a program that needs values, and about one that uses no GPU.
+WITH_VALUES = 'record it with device="cpu"'
+WITHOUT_GPU = 'use device="fake"'
 _ROOT = str(Path(__file__).parents[1])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from memplan.errors import MemplanError, RecordError
+from memplan.errors import MemplanError, RecordError, UsageError, as_options
 from memplan.files import refuse_overwrite
 from memplan.recording.boundary import (
     MOST_EVENTS,
@@ -86,12 +86,17 @@ class Recording:
         self._process = os.getpid()
 
     @property
-    def trace(self) -> Trace | None:
-        """The recorded trace, read from the file on first access; None until `finish`.
+    def trace(self) -> Trace:
+        """The recorded trace, read from the file on first access.
 
-        Raises InputError if the file is gone.
+        Raises UsageError until `finish` has written it, InputError if the file is gone.
         """
-        return None if self.written is None else self._trace_at(self.path)
+        if self.written is None:
+            raise UsageError(
+                f"there is no trace in {self.path}: the recording is still open, or "
+                "failed; read `trace` after the `with` block"
+            )
+        return self._trace_at(self.path)
 
     @property
     def traces(self) -> dict[int, Trace]:
@@ -197,7 +202,8 @@ class Recording:
             if only_cuda:
                 raise
             left = self.cpu_failure or f"{self.path} may hold the CPU's instead"
-            raise RecordError(f"{error}; {left}") from error
+            told, shell = f"{error}; {left}", f"{error.shell}; {left}"
+            raise RecordError(told, shell=shell) from error
         if self.cpu_failure is not None and not self.paths:
             raise self.cpu_failure
 
@@ -229,9 +235,8 @@ class Recording:
             return snapshot is not None and bool(devices_of(snapshot))
         unused = self._observer is None or not self._observer.fault
         if snapshot is None and unused:
-            raise RecordError(
-                "the program did not use CUDA; record it with --device cpu"
-            )
+            text = 'the program did not use CUDA; record it with device="cpu"'
+            raise RecordError(text, shell=as_options(text))
         return True
 
     def _mark(self, mark: Mark) -> None:

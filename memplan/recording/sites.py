@@ -52,6 +52,7 @@ class Sites:
         record the CPU's blocks; observer: CUDA's, once it has begun."""
         self._depth = depth
         self._cpu, self._observer = cpu, observer
+        self._foreign: tuple[str, ...] = ()
         self._handles: list[Any] = []
         self._after: Any = None
         self._watched: Any = None  # the method through which modules are called
@@ -77,10 +78,11 @@ class Sites:
         from torch.optim import optimizer
 
         folder = Path(torch.__file__).parent
+        self._foreign = tuple(foreign_files(folder))
         _alloc.note_stacks(
             self._depth,
             runner=target.__file__,
-            foreign=foreign_files(folder),
+            foreign=list(self._foreign),
             torch_library=str(folder / "lib" / "libtorch_cpu.so"),
             describe=operator_at,
             current_node=getattr(torch._C, "_current_autograd_node", None),
@@ -127,6 +129,10 @@ class Sites:
         if self._after is not None:
             self._after.remove()
             self._after = None
+
+    def is_foreign(self, file: str) -> bool:
+        """Whether a file is not the program's."""
+        return file.startswith(self._foreign)
 
     def counts(self) -> tuple[int, int, int]:
         """Requests, module calls and nanoseconds of labelling so far."""

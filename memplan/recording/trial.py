@@ -12,7 +12,15 @@ from memplan.scratch import scratch_folder
 from memplan.trace.lives import Summary
 from memplan.trace.read import read_trace
 from memplan.trace.reserved import most_reserved, ran_out
-from memplan.trace.trace import Trace
+from memplan.trace.trace import Action, Trace
+
+
+class ProgramFailedError(RecordError):
+    """The program failed. code: its exit status; said: what it wrote to stderr."""
+
+    def __init__(self, message: str, code: int, said: str) -> None:
+        self.code, self.said = code, said
+        super().__init__(message)
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,7 @@ class Trial:
 
     live, reserved: peak bytes, exact; reserved is 0 on the CPU. out_of_memory: a
     request did not fit the device. notes: memplan's notes, a line each. trace: with
-    its activations, if that was asked for.
+    its activations, if that was asked for. allocated: bytes of all allocations.
     """
 
     live: int
@@ -29,14 +37,15 @@ class Trial:
     out_of_memory: bool
     notes: tuple[str, ...]
     trace: Trace | None = None
+    allocated: int = 0
 
 
 def trial(target: Target, device: str, steps: int, activations: bool = False) -> Trial:
     """Record `steps` steps of a program, then end it.
 
     device: as for `record --device`; activations: as `record --activations`. Raises
-    RecordError with the program's last line of stderr if it failed for another reason
-    than memory, or if nothing was recorded.
+    ProgramFailedError with the program's last line of stderr if it failed for another
+    reason than memory, RecordError if nothing was recorded.
     """
     with scratch_folder("memplan-fit-") as folder:
         path = folder / "trace.parquet"
@@ -54,12 +63,12 @@ def trial(target: Target, device: str, steps: int, activations: bool = False) ->
         )
         said = done.stderr.strip().splitlines()
         if not path.exists():
-            raise RecordError(_failure(target, said, done.returncode))
+            raise _failure(target, said, done.returncode)
         trace = read_trace(path)
     events = trace.events
     failed = ran_out(events)
     if done.returncode and not failed:
-        raise RecordError(_failure(target, said, done.returncode))
+        raise _failure(target, said, done.returncode)
     if not len(events):
         raise RecordError(
             f"{' '.join(target.command())} allocated no tensors in its own process, so "
@@ -76,13 +85,19 @@ def trial(target: Target, device: str, steps: int, activations: bool = False) ->
         failed,
         notes,
         trace if activations else None,
+        int(events.requested_size[events.action == Action.ALLOC].sum()),
     )
 
 
-def _failure(target: Target, said: list[str], code: int) -> str:
+def _failure(target: Target, said: list[str], code: int) -> ProgramFailedError:
     own = ("memplan: recorded ", " ")  # the summary of a recording nobody keeps
     told = [
-        line for line in said if not line.startswith(own) and " is empty: " not in line
+        line
+        for line in said
+        if not line.startswith(own)
+        and " is empty: " not in line
+        and any(map(str.isalnum, line))  # a box may end with a ruler
     ]
     last = told[-1].removeprefix("memplan: ") if told else "it printed nothing"
-    return f"{' '.join(target.command())} ended with {code}: {last}"
+    text = f"{' '.join(target.command())} ended with {code}: {last}"
+    return ProgramFailedError(text, code, "\n".join(said))

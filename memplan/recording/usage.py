@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 from array import array
@@ -35,6 +36,16 @@ def anonymous_bytes() -> int:
 def file_bytes() -> int:
     """Resident bytes of files, mostly libraries; 0 if unknown."""
     return _status("RssFile:")
+
+
+def used_bytes() -> int:
+    """Resident bytes once the C library has returned all free pages of its heaps; 0 if
+    it cannot, or that is unknown."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:  # not glibc
+        return 0
+    trim(ctypes.c_size_t(0))
+    return resident_bytes()
 
 
 def _status(name: str) -> int:

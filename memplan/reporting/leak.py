@@ -8,12 +8,14 @@ and fro, is none.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.levels import level
+from memplan.trace.holders import Holder
 from memplan.trace.lives import Lives
 from memplan.trace.sites import Site
 
@@ -26,12 +28,14 @@ _LEAST_RISES = 3
 class Leak:
     """Memory that grows by `bytes_per_step`, over the `steps` that were looked at.
 
-    site: whose buffers make up most of the growth.
+    site: whose buffers make up most of the growth. holder: what holds most of it when
+    the recording ends, None where that is not known.
     """
 
     bytes_per_step: float
     site: Site
     steps: int
+    holder: Holder | None = None
 
 
 def told(buffers: Lives) -> bool:
@@ -62,7 +66,27 @@ def _kept(buffers: Lives) -> Leak | None:
         return None
     sums = np.zeros(len(buffers.sites), dtype=np.int64)
     np.add.at(sums, buffers.site[grown], buffers.size[grown])
-    return Leak(slope, buffers.sites[int(np.argmax(sums))], last - begin)
+    site = buffers.sites[int(np.argmax(sums))]
+    return Leak(slope, site, last - begin, _holder(buffers, grown))
+
+
+def _holder(buffers: Lives, grown: Int64Array) -> Holder | None:
+    """The variable that holds most of these buffers, itself or by its graph; None if
+    that is less than half of them."""
+    bytes_ = np.zeros(len(buffers.holders), dtype=np.int64)
+    held = grown[buffers.holder[grown] >= 0]
+    np.add.at(bytes_, buffers.holder[held], buffers.size[held])
+    sums: Counter[tuple[str, str]] = Counter()
+    for holder, size in zip(buffers.holders, bytes_.tolist(), strict=True):
+        sums[holder.variable, holder.place] += size
+    if not sums:
+        return None
+    ((variable, most),) = sums.most_common(1)
+    if 2 * most < buffers.size[grown].sum():
+        return None
+    ours = [(h.variable, h.place) == variable for h in buffers.holders]
+    first = buffers.holders[int(np.argmax(np.where(ours, bytes_, -1)))]
+    return Holder(first.name, first.place, first.filled)
 
 
 def _made_anew(buffers: Lives) -> Leak | None:

@@ -12,11 +12,14 @@ import numpy as np
 
 from memplan.arrays import Int64Array
 from memplan.errors import UsageError
-from memplan.trace.lives import Lives
+from memplan.files import PathLike
+from memplan.trace.lives import Lives, lives_of
+from memplan.trace.read import as_trace
 from memplan.trace.sites import Site
-from memplan.trace.trace import Category
+from memplan.trace.trace import Action, Category, Trace
 
-By = Literal["line", "function", "module", "op", "category", "size", "step"]
+By = Literal["line", "function", "module", "op", "category", "size", "step", "holder"]
+FREED = "freed before the end"
 UNKNOWN = "unknown"
 
 
@@ -95,14 +98,23 @@ class Live:
         return sorted(shares, key=lambda each: (-each.bytes, each.name))
 
 
-def live_at(buffers: Lives, at: str = "peak") -> Live:
-    """What is live at a moment of the run.
+def live_at(buffers: Lives | Trace | PathLike, at: str = "peak") -> Live:
+    """What is live at a moment of the run; of a trace, its file, or its buffers.
 
-    at: "peak"; seconds since the first event, as in "1.5s", "20ms" or "0.25"; or a
-    step's number, as in "3": the moment in that step when the most is live. Raises
-    UsageError for what is none of these, or not in the trace.
+    at: "peak"; "oom", the first failed request; "end", that of the last whole step, or
+    of the run without steps; seconds since the first event, as in "1.5s", "20ms" or
+    "0.25"; or a step's number, as in "3": the moment in that step when the most is
+    live. Raises UsageError for what is none of these, or not in the trace.
     """
+    if not isinstance(buffers, Lives):
+        accepted = "a Trace, the path of one, or its buffers"
+        buffers = lives_of(as_trace(buffers, accepted))
     return live_after(buffers, _row(buffers, at))
+
+
+def no_moment(at: str, why: str) -> UsageError:
+    """The error for a moment that a trace does not have."""
+    return UsageError(f"at {at!r}: {why}", shell=f"--at {at}: {why}")
 
 
 def live_after(buffers: Lives, row: int) -> Live:
@@ -111,14 +123,18 @@ def live_after(buffers: Lives, row: int) -> Live:
 
 
 def _row(buffers: Lives, at: str) -> int:
+    if at == "oom":
+        return _first_failed(buffers)
     if at == "peak" or not len(buffers.events):
         return buffers.peak_row
+    if at == "end":
+        return int([len(buffers.events) - 1, *buffers.bounds][-1])
     if re.fullmatch(r"[0-9]{1,9}", at):
         step = int(at)
         if step > len(buffers.bounds):
-            raise UsageError(
-                f"--at {at}: the trace has steps 0 to {len(buffers.bounds)} only; "
-                f"{at}s means seconds"
+            last_step = len(buffers.bounds)
+            raise no_moment(
+                at, f"the trace has steps 0 to {last_step} only; {at}s means seconds"
             )
         edges = [0, *buffers.bounds.tolist(), len(buffers.events)]
         begin: int = edges[step]
@@ -126,14 +142,23 @@ def _row(buffers: Lives, at: str) -> int:
         return begin + int(np.argmax(buffers.live_bytes[begin:end]))
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(s|ms|us|µs)?", at)
     if match is None:
-        form = "write peak, seconds as in 1.5s, or a step's number"
-        raise UsageError(f"--at {at}: {form}")
+        form = "write peak, oom, end, seconds as in 1.5s, or a step's number"
+        raise no_moment(at, form)
     seconds = float(match[1]) * {"ms": 1e-3, "us": 1e-6, "µs": 1e-6}.get(match[2], 1.0)
     last = float(buffers.time_s[-1])
     if seconds > last:
-        raise UsageError(f"--at {at}: the trace ends after {last:.6g} seconds")
+        raise no_moment(at, f"the trace ends after {last:.6g} seconds")
     after = np.searchsorted(buffers.time_s, seconds, side="right")
     return int(after) - 1
+
+
+def _first_failed(buffers: Lives) -> int:
+    failed = np.flatnonzero(buffers.events.action == Action.OOM)
+    if not len(failed):
+        raise no_moment(
+            "oom", "no request failed in this recording; peak is when most was live"
+        )
+    return int(failed[0])
 
 
 def _keys(buffers: Lives, kind: By) -> Callable[[int], str | int]:
@@ -145,10 +170,24 @@ def _keys(buffers: Lives, kind: By) -> Callable[[int], str | int]:
         return lambda i: int(buffers.size[i])
     if kind == "step":
         return lambda i: int(buffers.step[i])
-    names = {
-        "line": [site.place for site in sites],
-        "function": [site.function or UNKNOWN for site in sites],
-        "module": [site.module or UNKNOWN for site in sites],
-        "op": [site.operator or UNKNOWN for site in sites],
-    }[kind]
+    if kind == "holder":
+        return _holders(buffers)
+    names = [site_name(site, kind) for site in sites]
     return lambda i: names[buffers.site[i]]
+
+
+def _holders(buffers: Lives) -> Callable[[int], str]:
+    texts = [holder.text for holder in buffers.holders]
+
+    def of(i: int) -> str:
+        if buffers.end[i] < len(buffers.events):
+            return FREED
+        return texts[buffers.holder[i]] if buffers.holder[i] >= 0 else UNKNOWN
+
+    return of
+
+
+def site_name(site: Site, kind: By) -> str:
+    """What a site's buffers are summed by: kind: a part of a site, such as "module"."""
+    names = {"function": site.function, "module": site.module, "op": site.operator}
+    return site.place if kind == "line" else names[kind] or UNKNOWN

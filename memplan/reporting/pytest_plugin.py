@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +26,16 @@ class PeakRecorder:
 
     @contextlib.contextmanager
     def __call__(
-        self, limit: int | str | None = None, *, no_leak: bool = False
+        self,
+        limit: int | str | None = None,
+        *,
+        no_leak: bool = False,
+        no_cycles: bool = False,
     ) -> Iterator[PeakRecorder]:
         """Record the block's CPU tensors; the test fails if they exceed `limit`.
 
         limit: bytes, or as in "64MiB"; None for no limit. no_leak: and if memory grows
-        over steps.
+        over steps. no_cycles: and if Python's collector frees more than 1 % of it.
         """
         from memplan.recording.record import record
         from memplan.reporting.check import Limits, check
@@ -46,9 +50,10 @@ class PeakRecorder:
             yield self
         trace = read_trace(path)
         self.stats = summarize(trace)
-        if limit is None and not no_leak:
+        if limit is None and not (no_leak or no_cycles):
             return
-        verdict = check(trace, Limits(most=most, no_leak=no_leak))
+        limits = Limits(most=most, no_leak=no_leak, no_cycles=no_cycles)
+        verdict = check(trace, limits)
         if not verdict.passed:
             pytest.fail(verdict.message, pytrace=False)
 
@@ -59,7 +64,7 @@ class PeakRecorder:
 
 
 @pytest.fixture
-def memplan_peak(tmp_path: Path) -> Callable[..., object]:
+def memplan_peak(tmp_path: Path) -> PeakRecorder:
     """`with memplan_peak("64MiB"): train()` fails the test if the block needs more.
 
     `memplan_peak.bytes` is what it needed, `memplan_peak.stats` all that is known.

@@ -19,14 +19,21 @@ MOST_EVENTS = 100_000  # of a trace that is planned just to tell
 class Saving:
     """Bytes. now: at most, as recorded, of what `of` says: "resident", measured of a
     process; "reserved" by CUDA's allocator; or the "heaps" that the C library's
-    allocator would come to, where nothing was measured. planned, planned_least: of the
-    same under a plan, at most and at least, with all that lies outside it.
+    allocator would come to, where nothing was measured; now_least: of a process, with
+    heaps that waste as little as can be. planned, planned_least: of the same under a
+    plan, at most and at least, with all that lies outside it.
     """
 
     of: Literal["resident", "reserved", "heaps"]
     now: int
+    now_least: int
     planned: int
     planned_least: int
+
+    @property
+    def least(self) -> int:
+        """Bytes that are saved where heaps waste as little as they can."""
+        return max(self.now_least - self.planned, 0)
 
     @property
     def share(self) -> float:
@@ -41,7 +48,7 @@ class Saving:
     @property
     def pays_surely(self) -> bool:
         """Whether as much is saved where heaps waste as little as they can."""
-        return self.now - self.planned >= PAYS * self.now
+        return self.now_least - self.planned >= PAYS * self.now_least
 
 
 def saving(trace: Trace) -> Saving | None:
@@ -61,10 +68,12 @@ def saving(trace: Trace) -> Saving | None:
         return None
     if (found := outlook(trace, plan)) is not None and found.peak_now:
         planned, least = found.peak_planned, found.peak_planned_least
-        return Saving("resident", found.peak_now, planned, min(planned, least))
+        now, now_least = found.peak_now, found.peak_now_least
+        return Saving("resident", now, now_least, planned, min(planned, least))
     predicted = plan.provenance.recorded_device.planned_bytes
     planned = predicted or room_for(trace, 0, "live").needed(plan)
     if trace.info.device == "cpu":
-        return Saving("heaps", default_heaps(trace)[0], planned, planned)
+        now = default_heaps(trace)[0]
+        return Saving("heaps", now, now, planned, planned)
     now = most_reserved(trace.events)
-    return Saving("reserved", now, planned, planned) if now else None
+    return Saving("reserved", now, now, planned, planned) if now else None

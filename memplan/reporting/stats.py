@@ -6,18 +6,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memplan.files import PathLike
+from memplan.reporting.cycles import LEAST_CYCLES, Collected, collected
 from memplan.reporting.leak import Leak, find_leak, outliving
-from memplan.reporting.live import Live, live_after, live_at
+from memplan.reporting.live import Live, live_at, no_moment
 from memplan.trace.lives import Lives, lives_of
 from memplan.trace.modelled import expandable_bytes
+from memplan.trace.read import as_trace
 from memplan.trace.reserved import Reserved, reserved_at, reserved_bytes
 from memplan.trace.sites import Site, site_of
-from memplan.trace.trace import Action, Trace
+from memplan.trace.trace import NO_HISTORY, Action, Trace
 
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The last request that failed: its bytes, who asked, and what was live then.
+    """The first request that failed: its bytes, who asked, and what was live then.
 
     count: of requests that failed in all; seconds: since the first event. free: bytes
     that the device had left, and reserved: what the allocator held, both of CUDA alone,
@@ -53,6 +56,7 @@ class Stats:
     that were begun after the first boundary. kept_at_end_bytes: alive at the end of the
     last whole step and made two steps before, or earlier, what leaks with what is
     persistent; 0 without steps. reserved: None where the trace tells of no segments.
+    Of a snapshot without a history peak and at are what it holds, at time 0.
     """
 
     trace: Trace
@@ -63,6 +67,7 @@ class Stats:
     oom: OutOfMemory | None
     kept_at_end_bytes: int
     reserved: MostReserved | None = None
+    cycles: Collected | None = None
 
     @property
     def steps(self) -> int:
@@ -89,11 +94,21 @@ class Stats:
         return f"Stats(peak={self.peak.bytes:,} bytes, steps={self.steps})"
 
 
-def summarize(trace: Trace, at: str = "peak") -> Stats:
-    """What `memplan stats` says of a trace.
+def has_cycles(found: Stats) -> bool:
+    """Whether what the cycle collector freed is not little."""
+    least = LEAST_CYCLES * found.peak.bytes
+    return found.cycles is not None and found.cycles.bytes > least
 
-    at: as `live_at` takes it. Raises UsageError for a moment that is not in it.
+
+def summarize(trace: Trace | PathLike, at: str = "peak") -> Stats:
+    """What `memplan stats` says of a trace, or of that in a file.
+
+    at: as `live_at` takes it. Raises UsageError for a moment that is not in it, as all
+    but "peak" of a snapshot without a history, which is one moment itself.
     """
+    trace = as_trace(trace)
+    if at != "peak" and not trace.info.history:
+        raise no_moment(at, f"{NO_HISTORY}; leave it out")
     buffers = lives_of(trace)
     level = outliving(buffers)
     chosen = live_at(buffers, at)
@@ -106,6 +121,7 @@ def summarize(trace: Trace, at: str = "peak") -> Stats:
         oom=_out_of_memory(trace, buffers),
         kept_at_end_bytes=int(level[-1]) if len(level) else 0,
         reserved=_most_reserved(trace, chosen),
+        cycles=collected(trace, buffers),
     )
 
 
@@ -121,20 +137,20 @@ def _most_reserved(trace: Trace, at: Live) -> MostReserved | None:
 
 def _out_of_memory(trace: Trace, buffers: Lives) -> OutOfMemory | None:
     events = trace.events
-    rows = np.flatnonzero(events.action == Action.OOM)
-    if not len(rows):
+    count = int((events.action == Action.OOM).sum())
+    if not count:
         return None
-    row = int(rows[-1])
     on_gpu = trace.info.device == "cuda"
-    live, held = live_after(buffers, row), None
+    live, held = live_at(buffers, "oom"), None
+    row = live.row
     if on_gpu and reserved_bytes(events).any():
         held = reserved_at(events, row, buffers.row[live.chosen])
     return OutOfMemory(
         int(events.requested_size[row]),
         site_of(trace.stacks, int(events.stack[row])),
         live,
-        float(buffers.time_s[row]),
-        len(rows),
+        live.seconds,
+        count,
         free=int(events.address[row]) if on_gpu else 0,
         reserved=held,
     )

@@ -14,10 +14,10 @@ import numpy as np
 
 from memplan.core.plan import UNMARKED, Plan
 from memplan.core.problem import Problem
-from memplan.errors import InfeasibleError, NoPlanError, UsageError
+from memplan.errors import InfeasibleError, NoPlanError, UsageError, as_options
 from memplan.solving.methods import both_ways
 from memplan.solving.options import Options
-from memplan.solving.outlook import default_heaps, unplanned_bytes
+from memplan.solving.outlook import beside_tensors, default_heaps, unplanned_bytes
 from memplan.trace.liveness import step_problem
 from memplan.trace.lives import lives_of
 from memplan.trace.streams import one_stream
@@ -74,18 +74,18 @@ def room_for(
     """
     if isinstance(source, Problem):
         if of not in (None, "arena"):
-            raise UsageError(
-                f"--capacity-of {of} needs a trace: a bare problem is its arena alone"
-            )
+            text = f'capacity_of="{of}" needs a trace: a problem is its arena alone'
+            raise UsageError(text, shell=as_options(text))
         return Room(capacity, "arena")
     if of == "arena":
         return Room(capacity, "arena")
     measured = source.info.run.peak_rss_bytes
     if of == "process" and (source.info.device != "cpu" or not measured):
-        raise UsageError(
-            "--capacity-of process needs a recording of a program on the CPU, whose "
-            "resident memory was measured; --capacity-of live counts its tensors"
+        text = (
+            'capacity_of="process" needs a recording of a program on the CPU, whose '
+            'resident memory was measured; capacity_of="live" counts its tensors'
         )
+        raise UsageError(text, shell=as_options(text))
     planned = one_stream(source)
     marks = UNMARKED if step_problem(planned, step).unmarked else ""
     events = source.events
@@ -101,8 +101,7 @@ def room_for(
     )
     if of != "process":
         return room
-    heaps, _ = default_heaps(source)
-    return replace(room, beyond=max(measured - heaps, 0))
+    return replace(room, beyond=beside_tensors(source, *default_heaps(source))[1])
 
 
 def solve_within(
@@ -120,11 +119,12 @@ def solve_within(
             f"whatever the plan, and the capacity is {both_ways(room.capacity)}"
         )
     if room.failed:
-        raise NoPlanError(
+        text = (
             f"unknown: a request for {both_ways(room.failed)} failed in this "
             "recording, and what its program needs after that is not in it; record it "
-            "where it runs through, or with --device fake"
+            'where it runs through, or with device="fake"'
         )
+        raise NoPlanError(text, shell=as_options(text))
     left = room.capacity - room.outside
     if left < 0 and not room.at_once:
         raise NoPlanError(

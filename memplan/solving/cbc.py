@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from memplan.errors import EnvironmentUnfitError
+from memplan.errors import EnvironmentUnfitError, as_options
 from memplan.files import write_bytes
 
+OTHER = 'take mip_solver="highs"'
 MODEL = "model.mps"
 _START, _ANSWER = "start.mst", "answer.sol"
 _BOUND = re.compile(r"^Lower bound: +(-?[\d.]+(?:e[+-]?\d+)?)$", re.MULTILINE)
@@ -105,16 +106,12 @@ def _program() -> str:
     try:
         import pulp
     except ImportError as error:
-        raise EnvironmentUnfitError(
-            f"PuLP cannot be loaded ({error}); pip install pulp, or take --mip-solver "
-            "highs"
-        ) from None
+        text = f"PuLP cannot be loaded ({error}); pip install pulp, or {OTHER}"
+        raise EnvironmentUnfitError(text, shell=as_options(text)) from None
     program = str(pulp.PULP_CBC_CMD.pulp_cbc_path)
     if not os.access(program, os.X_OK):
-        raise EnvironmentUnfitError(
-            f"PuLP's CBC is not to be found at {program}; reinstall PuLP, or take "
-            "--mip-solver highs"
-        )
+        text = f"PuLP's CBC is not to be found at {program}; reinstall PuLP, or {OTHER}"
+        raise EnvironmentUnfitError(text, shell=as_options(text))
     return program
 
 
@@ -182,10 +179,11 @@ def _read(log: str, answer: Path) -> Answer:
         return Answer(infeasible=True)
     if not objective:
         last = (log.strip().splitlines() or ["nothing"])[-1]
-        raise EnvironmentUnfitError(
-            f"CBC ended without an answer; the last it said was {last!r}; take "
-            "--mip-solver highs, or --method exact"
+        text = (
+            f"CBC ended without an answer; the last it said was {last!r}; {OTHER}, or "
+            'method="exact"'
         )
+        raise EnvironmentUnfitError(text, shell=as_options(text))
     # A gap is reported where there is one; what is solved outright has none.
     reported = _BOUND.search(log)
     finished = state.startswith("Optimal")

@@ -96,7 +96,7 @@ def solve_problem(
         raise NoPlanError(
             f"unknown: {method} found no plan within {both_ways(capacity)}; the best "
             f"one needs {both_ways(plan.peak)}, and every plan needs at least "
-            f"{both_ways(plan.lower_bound)}; allow more time or use another --method",
+            f"{both_ways(plan.lower_bound)}; allow more time or use another method",
             plan.peak,
             plan.lower_bound,
         )

@@ -35,7 +35,7 @@ from memplan.core.bounds import lower_bound
 from memplan.core.plan import Plan, Provenance
 from memplan.core.problem import FREE, Problem
 from memplan.core.verify import verify_offsets
-from memplan.errors import EnvironmentUnfitError, NoPlanError, UsageError
+from memplan.errors import EnvironmentUnfitError, NoPlanError, UsageError, as_options
 from memplan.limits import MAX_TOTAL_BYTES
 from memplan.solving import offsets_program
 from memplan.solving.anytime import Search
@@ -108,7 +108,7 @@ def _ask_solver(
     try:
         model = build(problem, search.offsets, search.bound, options.capacity)
     except UsageError as error:
-        return search.bound, f"heuristics alone: {error}"
+        return search.bound, f"heuristics alone: {error.shell}"
     if model.floor > model.ceiling or model.floor >= search.peak:
         return model.floor, "buffers that all meet need that, no solver"
     if options.time_limit is not None:
@@ -119,7 +119,7 @@ def _ask_solver(
     try:
         found = offsets_program.run(model, options)
     except EnvironmentUnfitError as error:
-        return search.bound, f"heuristics alone, for there is no solver: {error}"
+        return search.bound, f"heuristics alone, for there is no solver: {error.shell}"
     if found.offsets is not None:
         offsets = restack(problem, model, found.offsets)
         if not verify_offsets(problem, offsets, MAX_TOTAL_BYTES):
@@ -219,11 +219,12 @@ def pairs(problem: Problem) -> tuple[Int64Array, Int64Array]:
     limit = most_pairs()
     count = _count_pairs(problem)
     if count > limit:
-        raise UsageError(
+        text = (
             f"{len(problem):,} buffers make {count:,} pairs, and the memory of this "
-            f"machine is enough for an integer program of {limit:,}; take --method "
-            "auto, search or exact"
+            f"machine is enough for an integer program of {limit:,}; take "
+            'method="auto", search or exact'
         )
+        raise UsageError(text, shell=as_options(text))
     start, _ = spans(problem)
     life = lifetimes(problem)
     free = problem.fixed == FREE

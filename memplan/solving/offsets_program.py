@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from memplan.arrays import BoolArray, Float64Array, Int64Array
-from memplan.errors import EnvironmentUnfitError
+from memplan.errors import EnvironmentUnfitError, as_options
 from memplan.files import write_bytes
 from memplan.scratch import scratch_folder
 from memplan.solving import cbc
@@ -168,10 +168,11 @@ def _highs(task: _Task) -> Found:
     try:
         highspy = import_module("highspy")
     except ImportError as error:
-        raise EnvironmentUnfitError(
+        text = (
             f"HiGHS cannot be loaded ({error}); pip install highspy, do not load "
-            "OR-tools in the same process, or take --mip-solver cbc"
-        ) from None
+            'OR-tools in the same process, or take mip_solver="cbc"'
+        )
+        raise EnvironmentUnfitError(text, shell=as_options(text)) from None
 
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)

@@ -2,9 +2,12 @@
 
 Without a plan, torch's CPU allocator asks the C library, which hands out the smallest
 hole that fits and keeps what is freed in between. The recorded requests are served so
-once more, in one heap for each thread, without touching any memory; what is resident
-beyond those heaps (the interpreter, libraries, operators' scratch, parameters made
-before recording began) a plan leaves as it is.
+once more, in one heap for each thread, without touching any memory. That is the least
+that its heaps come to: what they waste beside differs from run to run, and recording
+adds to it. So what is resident beside tensors (the interpreter, libraries, parameters
+made before recording began), which a plan leaves as it is, is measured when recording
+ends: with what the heaps kept free given back. Of a trace that lacks the measurement it
+is taken to be what is resident beyond the simulated heaps.
 """
 
 from __future__ import annotations
@@ -31,15 +34,18 @@ HEAP = 1 << 46  # bytes; none is there
 # What heaps are taken to waste at most, of what was live at once. What a run added
 # beyond that is no tensor's, but modules that were imported, and data.
 MOST_WASTED = 1.0
+# The same where what is beside tensors was measured, and operators' scratch is waste,
+# too: of a dozen programs, 2.1 was the most.
+MOST_WASTED_MEASURED = 3.0
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """Bytes. peak_now: resident at most, as recorded; under the plan, from
-    peak_planned_least, if all that the run added were tensors and what their heaps
-    waste (as much again as was live, at most), to peak_planned, if those heaps had
-    wasted as little as can be; out_of_reach: of the latter and of peak_now, what no
-    plan of this program changes.
+    """Bytes. peak_now: resident at most, as recorded; peak_now_least: with heaps that
+    waste as little as can be, which those of a run without the recorder may. Under the
+    plan, from peak_planned_least, if all of peak_now that is not known to be something
+    else were tensors and what heaps waste, to peak_planned; out_of_reach: of the latter
+    and of peak_now, what no plan of this program changes.
 
     most_live: of tensors, at the trace's peak; persistent: of those that outlive their
     step and the next, and that no plan holds. peak_now is 0 where nothing was
@@ -52,25 +58,27 @@ class Outlook:
     out_of_reach: int
     most_live: int
     persistent: int
+    peak_now_least: int
 
     @property
     def saved(self) -> float:
         """The part of the peak that the plan saves at least; 0.0 where it adds to it,
         or nothing was measured."""
-        return self._saved(self.peak_planned)
+        return _saved(self.peak_now_least, self.peak_planned)
 
     @property
     def saved_most(self) -> float:
         """The same, at most."""
-        return self._saved(self.peak_planned_least)
+        return _saved(self.peak_now, self.peak_planned_least)
 
     @property
     def pays(self) -> bool:
         """Whether that may be worth while; True where nothing was measured."""
         return not self.peak_now or self.saved_most >= PAYS
 
-    def _saved(self, planned: int) -> float:
-        return max(1 - planned / self.peak_now, 0.0) if self.peak_now else 0.0
+
+def _saved(now: int, planned: int) -> float:
+    return max(1 - planned / now, 0.0) if now else 0.0
 
 
 def outlook(trace: Trace, plan: Plan) -> Outlook | None:
@@ -82,14 +90,46 @@ def outlook(trace: Trace, plan: Plan) -> Outlook | None:
     left = unplanned_bytes(trace, made.program.marks, made.source.step)
     planned = left + plan.arena_bytes
     measured = trace.info.run.peak_rss_bytes
-    # An estimate that is more than was measured is wrong, not the measurement.
-    heaps = min(heaps, measured) if measured else heaps
-    beyond = max(measured - heaps, 0)
-    added = min(trace.info.added_bytes, int((1 + MOST_WASTED) * most_live))
-    least = measured - max(added, heaps) + planned
+    least, beyond = beside_tensors(trace, heaps, most_live)
+    floor, now_least = 0, measured
+    if trace.info.used_bytes:
+        floor = _of_no_heap(trace, most_live)
+        now_least = min(max(least + heaps, floor), measured)
     return Outlook(
-        measured, beyond + planned, max(least, 0), beyond + left, most_live, left
+        measured,
+        beyond + planned,
+        max(least + planned, floor) if measured else 0,
+        beyond + left,
+        most_live,
+        left,
+        now_least,
     )
+
+
+def _of_no_heap(trace: Trace, most_live: int) -> int:
+    """Bytes of the measured peak that no heap of tensors can have come to."""
+    most = int((1 + MOST_WASTED_MEASURED) * most_live)
+    return max(trace.info.run.peak_rss_bytes - most, 0)
+
+
+def beside_tensors(trace: Trace, heaps: int, most_live: int) -> tuple[int, int]:
+    """Resident bytes of the recorded process beside its tensors and what their heaps
+    waste, at least and at most; 0, 0 where nothing was measured.
+
+    heaps, most_live: of `default_heaps`. The two differ where the peak has more than
+    any heap can have wasted, such as data that the program dropped later.
+    """
+    measured, used = trace.info.run.peak_rss_bytes, trace.info.used_bytes
+    if not measured:
+        return 0, 0
+    if used:
+        beside = max(used - int(lives_of(trace).live_bytes[-1:].sum()), 0)
+        explained = beside >= _of_no_heap(trace, most_live)
+        return beside, beside if explained else max(beside, measured - heaps)
+    # An estimate that is more than was measured is wrong, not the measurement.
+    heaps = min(heaps, measured)
+    added = min(trace.info.added_bytes, int((1 + MOST_WASTED) * most_live))
+    return max(measured - max(added, heaps), 0), measured - heaps
 
 
 def unplanned_bytes(trace: Trace, marks: str = "", step: str = "hot") -> int:

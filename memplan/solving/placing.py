@@ -12,7 +12,7 @@ from memplan.arrays import Int64Array
 from memplan.core.bounds import padded_live_bytes
 from memplan.core.problem import FREE, Problem, pieces
 from memplan.core.verify import verify_offsets
-from memplan.errors import NoPlanError, UsageError
+from memplan.errors import NoPlanError, UsageError, as_options
 from memplan.limits import MAX_TOTAL_BYTES
 from memplan.native import _dsa
 
@@ -91,10 +91,11 @@ def refuse_gaps(problem: Problem, method: str) -> None:
     if problem.gaps is None:
         return
     count = len(np.unique(problem.gaps.buffer))
-    raise UsageError(
+    text = (
         f"{method} does not support gaps in lifespans, and {count:,} of "
-        f"{len(problem):,} buffers have gaps; use --method auto, search or bestfit"
+        f'{len(problem):,} buffers have gaps; use method="auto", search or bestfit'
     )
+    raise UsageError(text, shell=as_options(text))
 
 
 def refuse_collisions(problem: Problem) -> None:

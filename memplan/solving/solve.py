@@ -7,7 +7,7 @@ import math
 from memplan.arrays import Int64Like
 from memplan.core.plan import Plan, Source
 from memplan.core.problem import Problem
-from memplan.errors import UsageError
+from memplan.errors import UsageError, expected
 from memplan.solving.methods import METHOD_NAMES, solve_problem
 from memplan.solving.options import DEFAULTS, Options
 from memplan.trace.trace import Trace
@@ -40,7 +40,8 @@ def solve(  # noqa: PLR0913 - a public verb: by name
     time_limit, capacity, threads, seed: in seconds and bytes; see `Options`.
     options: all of those and more at once, instead of them.
 
-    Raises UsageError for an unknown method or step and for options that make no sense,
+    Raises TypeError for other sources, UsageError for an unknown method or step and for
+    options that make no sense,
     InputError for lifespans or sizes that are not allowed, NoPlanError when no step
     repeats. With a capacity: InfeasibleError if it is proved that no plan fits,
     NoPlanError if none was found.
@@ -85,13 +86,17 @@ def solve(  # noqa: PLR0913 - a public verb: by name
 
 
 def _from_arrays(arrays: object, alignment: int) -> Problem:
-    """The Problem of (lower, upper, size). Raises UsageError for what is not three."""
-    if not isinstance(arrays, tuple | list) or len(arrays) != 3:
-        got = type(arrays).__name__
-        if isinstance(arrays, tuple | list):
-            got += f" of {len(arrays)}"
+    """The Problem of (lower, upper, size).
+
+    Raises TypeError for what is no tuple or list, UsageError for what is not three.
+    """
+    if not isinstance(arrays, tuple | list):
+        what = "a Trace, a Problem, the path of one, or arrays (lower, upper, size)"
+        raise expected(what, arrays)
+    if len(arrays) != 3:
         raise UsageError(
-            f"solve a Trace, a Problem or arrays (lower, upper, size), not a {got}"
+            f"solve arrays (lower, upper, size), not a {type(arrays).__name__} of "
+            f"{len(arrays)}"
         )
     lower, upper, size = arrays
     return Problem.of(lower, upper, size, alignment=alignment)

@@ -46,7 +46,7 @@ def encode_metadata(path: PathLike, trace: Trace) -> bytes:
     if len(data) > MAX_METADATA_BYTES:
         what, remedy = "the stack table takes", "record with fewer stacks"
         if trace.calls is not None:
-            what, remedy = "stacks and calls take", "record fewer steps with --steps"
+            what, remedy = "stacks and calls take", "record fewer steps"
         problem = f"{what} {len(data)} bytes of {MAX_METADATA_BYTES}"
         raise FormatError(path, problem, remedy)
     return data.encode("ascii")

@@ -22,10 +22,10 @@ import numpy as np
 from memplan.arrays import BoolArray, Int64Array
 from memplan.core.plan import Requests, Workload
 from memplan.core.problem import Problem
-from memplan.errors import NoPlanError, UsageError
+from memplan.errors import NoPlanError, UsageError, as_options
 from memplan.trace.lives import NEVER, Lives, lives_of
 from memplan.trace.steps import Found, HotSteps, Together, find_steps
-from memplan.trace.trace import Trace
+from memplan.trace.trace import NO_HISTORY, Trace
 
 MOST_KINDS = 32
 HOT = -1  # in `Neighbours.kind`: of the hot steps
@@ -124,8 +124,14 @@ def step_problem(
     alignment: bytes; the trace's own when None. Allocators hand out whole blocks of so
         many: buffers take up multiples of it.
 
-    Raises NoPlanError when no step repeats, UsageError for a step that is not there.
+    Raises NoPlanError when no step repeats, or the trace has no history; UsageError for
+    a step that is not there.
     """
+    if not trace.info.history:
+        raise NoPlanError(
+            f"{NO_HISTORY}; a plan needs the requests of some steps: call "
+            "torch.cuda.memory._record_memory_history() before them"
+        )
     unit = trace.info.alignment if alignment is None else alignment
     line = lives_of(trace)
     if step == "hot" and (found := find_steps(line)) is not None:
@@ -136,11 +142,12 @@ def step_problem(
         begun = _linear(line, own, rows, (0,), unit)
         return StepWorkload(*begun, None, 1, int(line.size[~freed].sum()))
     if step == "hot":
-        raise NoPlanError(
+        text = (
             f"none of the {line.steps} steps repeats the one before it, and no loop "
             "shows in the sequence of requests; record more steps, mark the top of the "
-            "loop with memplan.step(), or choose one with --step N"
+            'loop with memplan.step(), or choose one with step="N"'
         )
+        raise NoPlanError(text, shell=as_options(text))
     return _cycle(line, HotSteps(_step_number(line, step), 1, True), unit)
 
 
@@ -168,11 +175,13 @@ def _planned(found: Found, alignment: int) -> StepWorkload:
 
 def _step_number(line: Lives, step: str) -> int:
     if not step.isascii() or not step.isdigit():
-        raise UsageError(f"--step {step}: write hot, all or a step's number")
+        why = "write hot, all or a step's number"
+        raise UsageError(f"step {step!r}: {why}", shell=f"--step {step}: {why}")
     number = int(step)
     if number >= line.steps:
         last = line.steps - 1
-        raise UsageError(f"--step {step}: the trace has steps 0 to {last} only")
+        why = f"the trace has steps 0 to {last} only"
+        raise UsageError(f"step {step}: {why}", shell=f"--step {step}: {why}")
     return number
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from memplan.arrays import BoolArray, Int64Array
 from memplan.levels import level
+from memplan.trace.holders import Held
 from memplan.trace.sites import Attribution, Site, attribution
 from memplan.trace.stacks import StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace
@@ -43,6 +44,7 @@ class Lives:
     mark: what cuts steps. bounds: the rows where steps 1, 2, ... begin, shape (s - 1,).
     begins: the first tick of each step and at last the clock's end, shape (s + 1,).
     first: the index of each step's first allocation and at last n, shape (s + 1,).
+    holders: of what is alive at the end.
     """
 
     events: Columns
@@ -60,6 +62,7 @@ class Lives:
     bounds: Int64Array
     begins: Int64Array
     first: Int64Array
+    holders: tuple[Held, ...] = ()
 
     NEVER = NEVER
 
@@ -157,6 +160,21 @@ class Lives:
     def _attribution(self) -> Attribution:
         return attribution(self.events, self.stacks, self.row, self.end)
 
+    @cached_property
+    def holder(self) -> Int64Array:
+        """Of each buffer the index of its holder, shape (n,); -1 for those that are
+        freed before the end, or whose holder is not known."""
+        known = {
+            address: index
+            for index, holder in enumerate(self.holders)
+            for address in holder.addresses
+        }
+        found = np.full(len(self), -1, dtype=np.int64)
+        alive = np.flatnonzero(self.end == len(self.events))
+        addresses = self.events.address[self.row[alive]].tolist()
+        found[alive] = [known.get(address, -1) for address in addresses]
+        return found
+
     @property
     def category(self) -> npt.NDArray[np.uint8]:
         """What each buffer holds: codes of Category, shape (n,)."""
@@ -180,11 +198,9 @@ def lives_of(trace: Trace) -> Lives:
     """What is known of each allocation of `trace`; computed once per trace."""
     if trace not in _KNOWN:
         on_cpu = trace.info.device == "cpu"
-        _KNOWN[trace] = _lives(trace.events, trace.stacks, on_cpu)
+        found = _lives(trace.events, trace.stacks, on_cpu)
+        _KNOWN[trace] = replace(found, holders=trace.info.holders)
     return _KNOWN[trace]
-
-
-buffers_of = lives_of  # its public name
 
 
 def _lives(events: Columns, stacks: StackTable, on_cpu: bool) -> Lives:
@@ -323,7 +339,7 @@ class Summary:
     """What a trace holds, counted piece by piece.
 
     events: how many. peak_live: the most bytes alive at any moment, exact sizes.
-    failed: how many requests failed; failed_bytes: of the last of them.
+    failed: how many requests failed; failed_bytes: of the first of them.
     """
 
     def __init__(self) -> None:
@@ -349,8 +365,9 @@ class Summary:
         self.peak_live = max(self.peak_live, int(live.max(initial=0)))
         self._live = int(live[-1]) if len(live) else self._live
         failed = events.requested_size[events.action == Action.OOM]
+        if not self.failed and len(failed):
+            self.failed_bytes = int(failed[0])
         self.failed += len(failed)
-        self.failed_bytes = int(failed[-1]) if len(failed) else self.failed_bytes
         marks = events.mark[events.action == Action.STEP]
         self._marks += np.bincount(marks, minlength=len(self._marks))
 

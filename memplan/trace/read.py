@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection
 
+from memplan.core.plan import Plan
+from memplan.core.planfile import read_plan
 from memplan.core.problem import Problem
-from memplan.errors import FormatError, UsageError
+from memplan.errors import FormatError, UsageError, expected
+from memplan.files import PathLike
 from memplan.formats.sniff import Input, Kind, Opened, opened
 from memplan.trace.importers import importer_of
+from memplan.trace.lives import Lives, lives_of
 from memplan.trace.trace import Trace
 
 
@@ -45,6 +50,55 @@ def read_input(
     if device is not None and not held <= {device}:
         raise UsageError(f"device {device}: {file.path} is of device {held.pop()}")
     return trace
+
+
+def as_trace(
+    source: Trace | PathLike, accepted: str = "a Trace or the path of one"
+) -> Trace:
+    """`source`, or the Trace in the file of that name.
+
+    accepted: what the caller takes, for the error. Raises TypeError for anything else,
+    and what `read_trace` raises.
+    """
+    if isinstance(source, Trace):
+        return source
+    if not isinstance(source, str | os.PathLike):
+        raise expected(accepted, source)
+    return read_trace(source)
+
+
+def as_trace_or_plan(source: Trace | Plan | PathLike) -> Trace | Plan:
+    """`source`, or the Trace or the Plan in the file of that name.
+
+    Raises TypeError for anything else, and what `read_trace_or_plan` raises.
+    """
+    if isinstance(source, Plan):
+        return source
+    if isinstance(source, str | os.PathLike):
+        return read_trace_or_plan(source)
+    return as_trace(source, "a Trace, a Plan, or the path of one")
+
+
+def read_trace_or_plan(source: Input, device: int | None = None) -> Trace | Plan:
+    """The Trace or the Plan in a file; device: of a snapshot, which GPU's.
+
+    Raises UsageError for a bare problem, and what the readers of either raise.
+    """
+    with opened(source) as file:
+        if file.kind is Kind.PLAN:
+            return read_plan(file)
+        found = read_input(file, device=device)
+        if isinstance(found, Problem):
+            raise UsageError(f"{file.path} is a bare problem: solve it, name its plan")
+        return found
+
+
+def buffers_of(source: Trace | PathLike) -> Lives:
+    """What is known of each allocation of a trace, or of that in a file.
+
+    Raises TypeError for anything else, and what `read_trace` raises.
+    """
+    return lives_of(as_trace(source))
 
 
 def _read(file: Opened, columns: Collection[str] | None) -> Trace:

@@ -76,7 +76,8 @@ def recover_journal(
     def info() -> TraceInfo:
         found = journal.info
         if device is not None:  # what the process had resident is another matter
-            found = replace(found, device="cuda", alignment=GRANULARITY, added_bytes=0)
+            found = replace(found, device="cuda", alignment=GRANULARITY)
+            found = replace(found, added_bytes=0, used_bytes=0)
         if dropped is None:
             return found
         whole = found.complete and not dropped and not journal.reason

@@ -15,6 +15,7 @@ from memplan.core.plan import Program, RunStats
 from memplan.errors import InputError
 from memplan.text import facts_html, printable
 from memplan.trace.calls import Calls
+from memplan.trace.holders import Collection, Held
 from memplan.trace.stacks import NO_STACK, Frame, StackTable
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "memplan.trace"
 VERSION = 1
+NO_HISTORY = "the snapshot has no history, only what was live when it was taken"
 
 
 class Action(enum.IntEnum):
@@ -81,7 +83,11 @@ class TraceInfo:
     started: RFC 3339; complete: False when the recording was cut off; dropped_events:
     how many events are missing; device: "cpu" or "cuda"; rank: the process's number
     among its `ranks`, 0 of 1 for a program that was launched alone; added_bytes: what
-    the run added to the process's memory, files aside, when most was resident.
+    the run added to the process's memory, files aside, when most was resident;
+    used_bytes: resident when recording ended, without what the C library's heaps kept
+    free; 0 where that is not known; history: False of a snapshot that has none: all
+    blocks are live at one moment, and nothing is known of their lives; holders: of
+    what is alive when recording ends; collections: by Python's cycle collector.
     """
 
     program: Program = field(default_factory=Program)
@@ -97,6 +103,10 @@ class TraceInfo:
     rank: int = 0
     ranks: int = 1
     added_bytes: int = 0
+    used_bytes: int = 0
+    history: bool = True
+    holders: tuple[Held, ...] = ()
+    collections: tuple[Collection, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

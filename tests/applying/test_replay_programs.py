@@ -103,7 +103,7 @@ def test_when_no_step_repeats_the_remedy_is_named() -> None:
     trace = trace_of(
         [tuple(Made(64 * (10 * i + j), 0) for j in range(i)) for i in range(1, 6)]
     )
-    with pytest.raises(Exception, match=r"memplan\.step\(\).*--step N") as caught:
+    with pytest.raises(Exception, match=r"memplan\.step\(\).*step=\"N\"") as caught:
         memplan.solve(trace)
     assert getattr(caught.value, "exit_code", None) == 4
     assert len(memplan.solve(trace, step=2).problem) == 3

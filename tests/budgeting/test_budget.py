@@ -201,7 +201,7 @@ def test_modules_that_are_kept(recordings: dict[str, Path]) -> None:
 
 def test_a_trace_that_does_not_say_what_is_saved(recordings: dict[str, Path]) -> None:
     trace = memplan.read_trace(recordings["encoder"] / "train.parquet")
-    with pytest.raises(UsageError, match="record --activations"):
+    with pytest.raises(UsageError, match="again with activations=True"):
         memplan.solve(replace(trace, calls=None), budget="min")
     with pytest.raises(UsageError, match="for a recorded trace"):
         memplan.solve(([0], [1], [2]), budget="min")

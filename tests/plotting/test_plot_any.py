@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import memplan
-from memplan.errors import InputError, UsageError
+from memplan.errors import InputError
 from memplan.trace.trace import Columns, Trace
 from tests.reporting.pages import hostile, loop
 
@@ -22,7 +22,7 @@ def test_a_trace_and_a_plan_are_drawn() -> None:
 
 
 def test_what_is_neither_is_refused() -> None:
-    with pytest.raises(UsageError, match="int is neither a Trace nor a Plan"):
+    with pytest.raises(TypeError, match="Trace, a Plan, or the path of one, not int"):
         memplan.plot(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="nothing to draw"):
         memplan.plot(Trace(Columns.of()))

@@ -177,7 +177,6 @@ def test_a_program_is_recorded_from_its_first_use_of_cuda(
     recording.finish()
     device.allocate(2, 512)
     trace = read_trace(recording.path)
-    assert recording.trace is not None
     assert len(trace) == len(recording.trace) == 1 + 5 * (1 + 9)
     assert (trace.info.device, trace.info.argv) == ("cuda", ("p.py",))
     assert (trace.info.program.marks, trace.info.program.threads) == ("explicit", 3)
@@ -237,7 +236,6 @@ def test_blocks_older_than_the_recording_are_no_loss(
     device.free(BASE)
     device.allocate(BASE, 1024)
     recording.finish()
-    assert recording.trace is not None
     assert recording.trace.events.size.tolist() == [512, 512, 512, 1024]
     assert recording.trace.events.action[0] == Action.ALLOC
     assert recording.trace.info.dropped_events == 0
@@ -296,7 +294,6 @@ def test_recording_stops_after_some_steps(started: Started, wanted: str) -> None
     device = Device()
     recording = started(device, device=wanted, steps=2)
     program(device)
-    assert recording.trace is not None
     assert len(recording.trace) == 1 + 2 * 10 + 1
     recording.finish()
 
@@ -439,7 +436,6 @@ def test_a_programs_own_metadata_is_left_alone(
     program(device, steps=2)
     assert device.metadata == "the program's own"
     recording.finish()
-    assert recording.trace is not None
     steps = np.flatnonzero(recording.trace.events.action == Action.STEP)
     assert steps.tolist() == [1, 11]
 

@@ -212,7 +212,6 @@ def test_tensors_are_real_again_after_the_block(tmp_path: Path) -> None:
     with package.record(tmp_path / "t.json", device="fake") as recording:
         large = torch.zeros(1 << 40)
         del large
-    assert recording.trace is not None
     assert Summary.of(recording.trace.events).peak_live == 4 << 40
     assert torch.zeros(3).sum().item() == 0.0
 

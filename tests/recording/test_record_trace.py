@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import memplan
-from memplan.errors import InputError, RecordError
+from memplan.errors import InputError, RecordError, UsageError
 from memplan.recording import events
 from memplan.trace import recovery
 from memplan.trace.journal import ROW, Journal
@@ -35,12 +35,11 @@ torch = pytest.importorskip("torch")
 
 def test_every_allocation_is_there_with_its_exact_size(tmp_path: Path) -> None:
     sizes = [1, 3, 1000, 4096, 123_457]
-    with memplan.record(tmp_path / "t.parquet") as recording:
+    with memplan.record(tmp_path / "t.parquet"):
         blocks = [torch.empty(size, dtype=torch.uint8) for size in sizes]
         addresses = [block.data_ptr() for block in blocks]
         torch.empty(0)  # no memory, no event
         del blocks[1], blocks[2]
-    assert recording.trace is not None
     events = memplan.read_trace(tmp_path / "t.parquet").events
     made = events.action == Action.ALLOC
     assert events.requested_size[made].tolist() == sizes
@@ -54,13 +53,24 @@ def test_every_allocation_is_there_with_its_exact_size(tmp_path: Path) -> None:
     del blocks
 
 
+def test_what_is_in_use_at_the_end_is_measured(tmp_path: Path) -> None:
+    with memplan.record(tmp_path / "t.parquet", device="cpu") as recording:
+        kept = torch.ones(8 << 20)
+        # Blocks that the C library keeps when they are freed: no use of them counts.
+        freed = [torch.ones(25_000) for _ in range(1000)]
+        last = torch.ones(1000)
+        del freed
+    info = recording.trace.info
+    assert kept.nbytes + last.nbytes < info.used_bytes
+    assert info.used_bytes < info.run.peak_rss_bytes - (64 << 20)
+
+
 def test_a_block_that_outlives_the_recording_stays_valid(tmp_path: Path) -> None:
     with memplan.record(tmp_path / "t.parquet"):
         kept = torch.full((1000,), 7.0)
     with memplan.record(tmp_path / "u.parquet") as second:
         assert float(kept.sum()) == 7000.0
         del kept
-    assert second.trace is not None
     # The free of a block older than the recording has no allocation to end.
     events = second.trace.events
     freed = events.action == Action.FREE_COMPLETED
@@ -355,8 +365,9 @@ def test_a_compiled_model_is_recorded_as_it_runs(
 
 def test_the_trace_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
     with memplan.record(tmp_path / "t.parquet", device="cpu") as recording:
-        assert recording.trace is None
         torch.empty(1000)
+        with pytest.raises(UsageError, match="the recording is still open"):
+            recording.trace  # noqa: B018 - reading it is what is tested
     assert recording.written is not None
     assert recording.written.summary.events == 2
     assert recording.written.summary.peak_live == 4000
@@ -365,7 +376,6 @@ def test_the_trace_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
         recording.trace  # noqa: B018 - reading it is what is tested
     (tmp_path / "u.parquet").rename(tmp_path / "t.parquet")
     trace = recording.trace
-    assert trace is not None
     assert len(trace) == 2
     (tmp_path / "t.parquet").unlink()
     assert recording.trace is trace

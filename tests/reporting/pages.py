@@ -1,10 +1,17 @@
-"""Traces to make pages of."""
+"""Traces to make pages of, and pages taken apart."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+import re
 from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memplan.core.plan import Program
 from memplan.core.problem import Problem
@@ -13,7 +20,69 @@ from memplan.trace.stacks import Frame, Origin, Phase, StackTable
 from memplan.trace.trace import Action, Category, Columns, Mark, Trace, TraceInfo
 from tests.programs import events_of
 
+KINDS = {"u1": np.uint8, "u4": np.uint32, "f8": np.float64}
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;'\"\u2028"
+
+
+class Page(HTMLParser):
+    """A page, taken apart: its scripts, and all attributes that name something."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            attributes, text = self.scripts[-1]
+            self.scripts[-1] = attributes, text + data
+        elif self._inside != "style":
+            self.words += data
+
+    def script(self, name: str) -> str:
+        """The contents of the script element with that id."""
+        return next(text for found, text in self.scripts if found.get("id") == name)
+
+    @property
+    def scene(self) -> dict[str, Any]:
+        """The page's JSON."""
+        found: dict[str, Any] = json.loads(self.script("scene"))
+        return found
+
+    def figures(self) -> dict[str, tuple[str, str]]:
+        """By name the numbers at the top, each with its note."""
+        rows = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd><dd.*?>(.*?)</dd>", self.text)
+        return {name: (value, note) for name, value, note in rows}
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The page's columns, as its script reads them."""
+        data = gzip.decompress(base64.b64decode(self.script("columns")))
+        found, at = {}, 0
+        for entry in self.scene["columns"]:
+            kind: type[np.generic] = KINDS[entry["kind"]]
+            width, count = np.dtype(kind).itemsize, entry["count"]
+            planes = np.frombuffer(data, np.uint8, width * count, at)
+            rows = np.ascontiguousarray(planes.reshape(width, count).T)
+            values = rows.view(kind).ravel()
+            if entry["delta"]:
+                values = np.cumsum(values, dtype=kind)
+            found[entry["name"]] = values
+            at += width * count
+        assert at == len(data)
+        return found
 
 
 def loop(

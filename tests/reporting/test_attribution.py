@@ -115,8 +115,9 @@ def test_moments_are_peak_seconds_and_steps() -> None:
     assert live_at(buffers, "200ms").step == 1
     for wrong, problem in (
         ("3", "steps 0 to 2 only; 3s means seconds"),
+        ("oom", "no request failed in this recording"),
         ("9s", "the trace ends after 0.5 seconds"),
-        ("soon", "write peak, seconds as in 1.5s, or a step's number"),
+        ("soon", "write peak, oom, end, seconds as in 1.5s, or a step's number"),
     ):
         with pytest.raises(UsageError, match=problem):
             live_at(buffers, wrong)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import gzip
 import hashlib
-import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import memplan
@@ -34,6 +29,7 @@ from memplan.trace.trace import Action, Columns, Mark, Trace
 from tests.conftest import ROOT
 from tests.reporting.pages import (
     HOSTILE,
+    Page,
     hostile,
     loop,
     many,
@@ -44,62 +40,6 @@ from tests.reporting.pages import (
 )
 
 SAMPLE = ROOT / "traces/train_resnet50.parquet"
-KINDS = {"u1": np.uint8, "u4": np.uint32, "f8": np.float64}
-
-
-class Page(HTMLParser):
-    """A page, taken apart: its scripts, and all attributes that name something."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.scripts: list[tuple[dict[str, str | None], str]] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
-        self._inside = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._inside = tag
-        if tag == "script":
-            self.scripts.append((dict(attrs), ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._inside == "script":
-            attributes, text = self.scripts[-1]
-            self.scripts[-1] = attributes, text + data
-        elif self._inside != "style":
-            self.words += data
-
-    def script(self, name: str) -> str:
-        """The contents of the script element with that id."""
-        return next(text for found, text in self.scripts if found.get("id") == name)
-
-    @property
-    def scene(self) -> dict[str, Any]:
-        """The page's JSON."""
-        found: dict[str, Any] = json.loads(self.script("scene"))
-        return found
-
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The page's columns, as its script reads them."""
-        data = gzip.decompress(base64.b64decode(self.script("columns")))
-        found, at = {}, 0
-        for entry in self.scene["columns"]:
-            kind: type[np.generic] = KINDS[entry["kind"]]
-            width, count = np.dtype(kind).itemsize, entry["count"]
-            planes = np.frombuffer(data, np.uint8, width * count, at)
-            rows = np.ascontiguousarray(planes.reshape(width, count).T)
-            values = rows.view(kind).ravel()
-            if entry["delta"]:
-                values = np.cumsum(values, dtype=kind)
-            found[entry["name"]] = values
-            at += width * count
-        assert at == len(data)
-        return found
 
 
 def test_the_curves_are_the_live_bytes_of_the_trace() -> None:

@@ -56,6 +56,22 @@ def test_what_a_run_added_beside_tensors_is_not_theirs_to_save() -> None:
     assert small.now - small.planned_least == 12 * MIB
 
 
+def test_where_more_was_measured_both_ends_are_told(
+    memplan: Run, tmp_path: Path
+) -> None:
+    trace = training(100 * MIB)
+    used = replace(trace.info, used_bytes=74 * MIB)  # 4 MiB of tensors at the end
+    found = saving(replace(trace, info=used))
+    assert found is not None
+    assert found.planned == found.planned_least == 82 * MIB
+    assert 82 * MIB <= found.now_least < found.now == 100 * MIB
+    assert found.least == found.now_least - found.planned
+    package.write_trace(replace(trace, info=used), tmp_path / "t.parquet")
+    done = memplan("solve", "t.parquet")
+    assert "resident      at most 82.0 MiB under the plan, " in done.stdout
+    assert " to 100.0 MiB without it" in done.stdout
+
+
 def test_it_does_not_pay_where_the_rest_is_large() -> None:
     found = saving(training(1 << 40))
     assert found is not None and not found.pays

@@ -202,6 +202,41 @@ def test_what_stays_is_out_of_reach() -> None:
     assert found.most_live <= default_heaps(trace)[0]
 
 
+def test_what_is_beside_tensors_is_what_was_measured() -> None:
+    trace = trace_of([(Made(1 << 24, None), *HOT), *[HOT] * 8])
+    live, most = 1 << 24, (1 << 24) + (1 << 21)
+    used = (1 << 28) + live  # 256 MiB beside what is live at the end
+    trace = measured(trace, used + (1 << 23), 1 << 26)
+    trace = replace(trace, info=replace(trace.info, used_bytes=used))
+    heaps, most_live = default_heaps(trace)
+    assert most_live == most
+    plan = solve_trace(trace)
+    found = outlook(trace, plan)
+    assert found is not None
+    planned = (1 << 28) + live + plan.arena_bytes
+    assert found.peak_planned == found.peak_planned_least == planned
+    assert found.out_of_reach == (1 << 28) + live
+    assert (found.peak_now_least, found.peak_now) == (
+        (1 << 28) + heaps,
+        used + (1 << 23),
+    )
+    assert room_for(trace, 1 << 30, "process").beyond == 1 << 28
+
+
+def test_a_peak_that_no_heap_explains_may_come_again() -> None:
+    trace = trace_of([HOT] * 8)
+    used, peak = 1 << 28, 1 << 30
+    trace = measured(trace, peak, 0)
+    trace = replace(trace, info=replace(trace.info, used_bytes=used))
+    plan = solve_trace(trace)
+    found = outlook(trace, plan)
+    assert found is not None
+    assert used < peak - 4 * found.most_live == found.peak_planned_least
+    assert found.peak_planned_least == found.peak_now_least < found.peak_planned
+    assert peak - (1 << 20) < found.peak_planned <= peak
+    assert found.saved == 0.0 < found.saved_most
+
+
 def test_the_last_steps_gradients_are_planned() -> None:
     step = (Made(1 << 20, 2), Made(1 << 21, 0))  # freed when the next one begins
     trace = trace_of([(Made(1 << 24, None), *step), *[step] * 8])

@@ -45,9 +45,15 @@ def test_colliding_fixed_offsets_have_no_plan() -> None:
         solve_problem(problem)
 
 
-@pytest.mark.parametrize("source", [([0], [1]), 5, None, "x.csv", ([0],) * 4])
-def test_what_is_no_problem_is_refused_by_what_it_is(source: object) -> None:
+@pytest.mark.parametrize("source", [([0], [1]), ([0],) * 4])
+def test_arrays_are_three(source: object) -> None:
     with pytest.raises(UsageError, match="arrays \\(lower, upper, size\\), not a "):
+        solve(source)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", [5, None, b"x.csv"])
+def test_what_is_no_problem_is_refused_by_what_it_is(source: object) -> None:
+    with pytest.raises(TypeError, match=r"arrays \(lower, upper, size\), not \w+$"):
         solve(source)  # type: ignore[arg-type]
 
 

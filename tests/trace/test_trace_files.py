@@ -208,7 +208,7 @@ def test_the_json_form_is_this_byte_for_byte(tmp_path):
         '"cpu_seconds":0.0,"steps":0,"load":0.0},'
         '"device":"cpu","alignment":64,"argv":[],"started":"","dropped_events":0,'
         '"complete":true,"stacks":"none","producer":"memplan","rank":0,"ranks":1,'
-        '"added_bytes":0,'
+        '"added_bytes":0,"used_bytes":0,"history":true,"holders":[],"collections":[],'
         '"stacks_table":{"files":["a.py"],"names":["f","g"],'
         '"frames":[[0,1,0],[0,2,1]],"stacks":[[0,1]]},"columns":{\n'
         '"index":[0,1,2],\n'

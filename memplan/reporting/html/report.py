@@ -10,8 +10,9 @@ from pathlib import Path
 
 from memplan.core.plan import Plan
 from memplan.reporting.html.scene import SceneMaker
+from memplan.reporting.live import live_at
+from memplan.reporting.stats import Stats, summarize
 from memplan.text import printable
-from memplan.trace.reserved import most_reserved
 from memplan.trace.sites import Site
 from memplan.trace.trace import Action, Trace
 from memplan.units import format_bytes, format_gap, format_seconds
@@ -60,7 +61,8 @@ def report(
         scene="" if scene is None else _trusted(_json(scene)),
         columns="" if empty else maker.columns.encoded(),
         facts=[printable(fact) for fact in _facts(maker)],
-        figures=_figures(maker, plan),
+        figures=_figures(summarize(trace), plan),
+        history=trace.info.history,
         warnings=_warnings(trace),
         empty=empty,
         flame_hint="" if any(s != Site() for s in maker.lives.sites) else _NO_STACKS,
@@ -105,13 +107,14 @@ def _trusted(text: str) -> object:
 
 def _facts(maker: SceneMaker) -> list[str]:
     info = maker.trace.info
-    facts = [
-        f"{len(maker.lives):,} buffer{'s' * (len(maker.lives) != 1)}",
-        f"{maker.lives.ticks:,} allocations and frees",
-    ]
+    facts = [f"{len(maker.lives):,} buffer{'s' * (len(maker.lives) != 1)}"]
+    if info.history:
+        facts.append(f"{maker.lives.ticks:,} allocations and frees")
+    else:
+        facts.append("a snapshot without a history")
     if len(maker.lives.bounds):
         facts.append(f"steps begun: {len(maker.lives.bounds):,}")
-    if len(maker.lives.time_s):
+    if len(maker.lives.time_s) and info.history:
         facts.append(format_seconds(float(maker.lives.time_s[-1])))
     facts.append(info.device)
     if info.program.torch:
@@ -123,24 +126,30 @@ def _facts(maker: SceneMaker) -> list[str]:
     return facts
 
 
-def _figures(maker: SceneMaker, plan: Plan | None) -> list[dict[str, object]]:
-    lives = maker.lives
+def _figures(stats: Stats, plan: Plan | None) -> list[dict[str, object]]:
+    """The numbers at the top: those of `memplan stats`, by their names there."""
+    info, peak = stats.trace.info, stats.peak
     found: list[dict[str, object]] = []
 
     def add(name: str, value: str, note: str = "", strong: bool = False) -> None:
         found.append({"name": name, "value": value, "note": note, "strong": strong})
 
-    if lives.ticks:
-        at = float(lives.time_s[lives.peak_row])
-        add("peak", format_bytes(maker.peak), f"at {format_seconds(at)}", True)
-        held = int(lives.live_bytes[-1])
-        add("held at the end", format_bytes(held))
-    resident = maker.trace.info.run.peak_rss_bytes
-    if maker.trace.info.device == "cuda":  # where a host's figure says nothing
-        if most := most_reserved(maker.trace.events):
-            add("reserved", format_bytes(most), "at most, by torch")
-    elif resident:
-        add("process, resident", format_bytes(resident))
+    if not info.history:
+        add("live", format_bytes(peak.bytes), strong=True)
+    elif stats.buffers.ticks:
+        when = f"after {format_seconds(peak.seconds)}"
+        add("peak live", format_bytes(peak.bytes), when, True)
+        if stats.steps > 2:
+            kept = format_bytes(stats.kept_at_end_bytes)
+            add("kept at end", kept, "made two steps before")
+        else:
+            add("live at the end", format_bytes(live_at(stats.buffers, "end").bytes))
+    if info.device == "cuda":  # where a host's figure says nothing
+        if stats.reserved is not None:
+            note = "at most, by torch" if info.history else "by torch"
+            add("reserved", format_bytes(stats.reserved.bytes), note)
+    elif info.run.peak_rss_bytes:
+        add("process, resident", format_bytes(info.run.peak_rss_bytes))
     if plan is not None:
         hot = format_bytes(plan.peak)
         if plan.lanes:

@@ -53,6 +53,7 @@ _PARTS = (
     ("alive < 1 %", "#86cfa0"),
 )
 _LIMITS = (0.01, 0.1, 0.5)
+_LIVE = (("live", "#2c7fb8"),)  # of which no more is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +65,11 @@ class Colouring:
     by_category: bool
 
 
-def colouring(lives: Lives) -> Colouring:
-    """By category; by life in steps where no category is known; or else by duration."""
+def colouring(lives: Lives, history: bool = True) -> Colouring:
+    """By category; by life in steps where no category is known; or else by duration.
+
+    history: whether lives are known at all.
+    """
     if (lives.category != Category.UNKNOWN).any():
         order = list(_COLOURS)
         used = [c for c in order if (lives.category == c).any()]
@@ -73,6 +77,8 @@ def colouring(lives: Lives) -> Colouring:
         code[used] = np.arange(len(used))
         entries = tuple((c.label, _COLOURS[c]) for c in used)
         return Colouring(entries, code[lives.category], True)
+    if not history:
+        return _used(_LIVE, np.zeros(len(lives), dtype=np.int64), False)
     if len(lives.bounds):
         freed = np.searchsorted(lives.bounds, lives.end, side="right")
         crossed = freed - lives.step
@@ -173,7 +179,7 @@ class SceneMaker:
 
     def __post_init__(self) -> None:
         self.lives: Lives = lives_of(self.trace)
-        self.colouring: Colouring = colouring(self.lives)
+        self.colouring: Colouring = colouring(self.lives, self.trace.info.history)
 
     @property
     def peak(self) -> int:
@@ -191,6 +197,7 @@ class SceneMaker:
         top = self._add_boxes(shown)
         return {
             "ticks": self.lives.ticks,
+            "history": self.trace.info.history,
             "peak": self.peak,
             "peak_tick": tick_of(self.lives, self.lives.peak_row),
             "categories": [
@@ -221,9 +228,10 @@ class SceneMaker:
         lives = self.lives
         steps = lives.begins[1:-1][:_MOST_STEPS]
         moments = shown_moments(lives, np.concatenate([always, steps, steps - 1]))
-        seconds = lives.time_s[lives.tick_row[moments]]
+        if not self.trace.info.history:
+            moments = moments[-1:]
         self.columns.add("moment", moments, "u4", delta=True)
-        self.columns.add("seconds", seconds - seconds[:1], "f8")
+        self.columns.add("seconds", lives.time_s[lives.tick_row[moments]], "f8")
         self.columns.add("steps", steps, "u4", delta=True)
         for code in range(len(self.colouring.entries)):
             chosen = self.colouring.of_buffer == code
@@ -236,7 +244,9 @@ class SceneMaker:
         events, row = self.trace.events, self.lives.row
         size = self.lives.size
         address = closed_up(events.device[row], events.address[row], size)
-        self.columns.add("lower", self.lives.lower[shown], "u4", delta=True)
+        history = self.trace.info.history
+        lower = self.lives.lower if history else np.zeros(len(size), dtype=np.int64)
+        self.columns.add("lower", lower[shown], "u4", delta=True)
         upper = np.minimum(self.lives.freed, self.lives.ticks)
         self.columns.add("upper", upper[shown], "u4")
         self.columns.add("address", address[shown], "f8")

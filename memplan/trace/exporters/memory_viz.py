@@ -62,6 +62,8 @@ def to_snapshot(trace: Trace) -> dict[str, Any]:
         name = _NAMES.get(action)
         if name is None or (address == 0 and action in _FREES):
             continue  # what has no bytes has no block that is freed
+        if not trace.info.history:
+            continue  # what is live is in the segments
         entry = {"action": name, "addr": address, "size": size, "stream": cuda_stream}
         entry |= {"time_us": time, "frames": frames(stack)}
         if action == Action.ALLOC:

@@ -3,7 +3,8 @@
 A snapshot is what `torch.cuda.memory._snapshot()` returns, and what
 `_dump_snapshot` pickles: `segments`, and for each device a ring of `{action, addr,
 size, stream, frames, ...}` entries. A block's life ends when its free completed: at
-`free_requested` another stream may still be using it.
+`free_requested` another stream may still be using it. Without a history the segments
+still tell which blocks are live: a Trace whose `info.history` is False.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from memplan.native._plain import Plain
 
 MARK_TAG = "memplan:"  # + a count of marks, in the metadata of entries after them
+MOST_DEVICES = (1 << 15) - 1
 MOST_SEGMENTS = 10_000  # changes of them that are undone one by one
 _SKEW_US = 200
 _LIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
@@ -92,10 +94,12 @@ def takes(file: Opened) -> bool:
 def read(file: Opened, device: int | None = None) -> Trace:
     """The history of one device in a snapshot file, pickled or JSON.
 
-    device: its index; None where only one has a history. Loading it runs no code. What
-    was live before the history begins is restored, as far as segments and frees tell;
-    then the trace is not `complete`, be it that recording began late or that the ring
-    was full, and `info.dropped_events` counts the frees whose requests are missing.
+    device: its index; None where only one has a history, or, of a snapshot without any,
+    memory. Loading it runs no code. What was live before the history begins is
+    restored, as far as segments and frees tell; then the trace is not `complete`, be it
+    that recording began late or that the ring was full, and `info.dropped_events`
+    counts the frees whose requests are missing. Without a history the trace has what
+    was live when the snapshot was taken, at time 0, and `info.history` is False.
     Raises FormatError for what is not a snapshot of plain data, UsageError for a
     device not in it.
     """
@@ -107,7 +111,7 @@ def read(file: Opened, device: int | None = None) -> Trace:
     info = replace(
         found.trace.info,
         dropped_events=found.unmatched_frees,
-        complete=not found.older_blocks,
+        complete=not (found.older_blocks and found.trace.info.history),
     )
     return replace(found.trace, info=info)
 
@@ -146,9 +150,8 @@ def from_snapshot(
 
 def _histories(plain: Plain, path: PathLike) -> list[int]:
     """The cells of the devices' histories."""
-    if plain.is_list(plain.root):
-        problem = "a snapshot in the old form, of segments without their history"
-        raise FormatError(path, problem, REMEDY)
+    if plain.is_list(plain.root):  # of segments alone: torch.cuda.memory_snapshot()
+        return []
     found = plain.get(plain.root, "device_traces")
     if found is None:
         raise FormatError(path, "not a memory snapshot: no device_traces", REMEDY)
@@ -163,17 +166,21 @@ def _histories(plain: Plain, path: PathLike) -> list[int]:
     return cells
 
 
-def _choose(held: list[bool], device: int | None, path: PathLike) -> int:
-    present = [i for i, holds in enumerate(held) if holds]
-    if not present:
-        raise FormatError(path, "holds no memory history", REMEDY)
+def _choose(
+    recorded: list[int], held: set[int], device: int | None, path: PathLike
+) -> int:
+    """recorded, held: the devices with a history, and with segments."""
+    if not recorded and not held:
+        raise FormatError(path, "holds neither memory history nor segments", REMEDY)
+    present = recorded or sorted(held)
     if device is None and len(present) > 1:
         listed = ", ".join(map(str, present))
         remedy = "choose one with --device N; in Python: read_trace(path, device=N)"
-        problem = f"holds the histories of devices {listed}"
+        what = "histories" if recorded else "memory"
+        problem = f"holds the {what} of devices {listed}"
         raise FormatError(path, problem, remedy)
-    if device is not None and device not in present:
-        listed = ", ".join(map(str, present))
+    if device is not None and device not in held.union(recorded):
+        listed = ", ".join(map(str, sorted(held.union(recorded))))
         raise UsageError(f"device {device}: {path} holds device {listed} only")
     return present[0] if device is None else device
 
@@ -182,10 +189,12 @@ def _imported(
     plain: Plain, path: PathLike, chosen: int | None, marks: Sequence[HistoryMark]
 ) -> Imported:
     cells = _histories(plain, path)
-    device = _choose([plain.length(cell) > 0 for cell in cells], chosen, path)
-    reader = Reader(path, device, Entries(plain, cells[device]))
-    cell = plain.get(plain.root, "segments")
-    segments = None if cell is None else value_of(plain, cell)
+    segments = _segments_in(plain, path)
+    histories = {i: Entries(plain, cell) for i, cell in enumerate(cells)}
+    recorded = [i for i, each in histories.items() if len(each) and each.tells()]
+    device = _choose(recorded, _devices_in(segments, path), chosen, path)
+    told = device in recorded
+    reader = Reader(path, device, histories[device] if told else Entries.none())
     history = reader.read()
     reserved, blocks = _start_of(segments, reader, history, device)
     stacks = Stacks(reader)
@@ -214,6 +223,7 @@ def _imported(
         device="cuda",
         alignment=GRANULARITY,
         stacks="python" if len(stacks.table) else "none",
+        history=told,
     )
     trace = Trace(_columns(rows, kept, device), stacks.table, info)
     return Imported(trace, int(ended.sum()), len(blocks), len(reader.entries))
@@ -240,8 +250,35 @@ class _Block:
     frames: object = None
 
 
+def _segments_in(plain: Plain, path: PathLike) -> list[dict[str, Any]]:
+    """The segments of all devices. Raises FormatError for what is none."""
+    listed = plain.is_list(plain.root)
+    cell = plain.root if listed else plain.get(plain.root, "segments")
+    segments = [] if cell is None else value_of(plain, cell)
+    if segments is None:
+        return []
+    if not isinstance(segments, list):
+        raise FormatError(path, f"segments is {shown(segments)}, not a list")
+    for i, segment in enumerate(segments):
+        if not isinstance(segment, dict):
+            raise FormatError(path, f"segments[{i}] is {shown(segment)}, not a dict")
+    return segments
+
+
+def _devices_in(segments: list[dict[str, Any]], path: PathLike) -> set[int]:
+    """The devices that have segments. Raises FormatError for what is none."""
+    found = set()
+    for i, segment in enumerate(segments):
+        device = segment.get("device", 0)
+        if type(device) is not int or not 0 <= device <= MOST_DEVICES:
+            problem = f"segments[{i}].device is {shown(device)}, not a device's index"
+            raise FormatError(path, problem)
+        found.add(device)
+    return found
+
+
 def _start_of(
-    segments: object, reader: Reader, history: History, device: int
+    segments: list[dict[str, Any]], reader: Reader, history: History, device: int
 ) -> tuple[list[tuple[int, int]], list[_Block]]:
     """The segments reserved, and the blocks live, before the history's first entry.
 
@@ -297,20 +334,14 @@ def _segments_before(
 
 
 def _held(
-    segments: object, device: int, path: PathLike
+    segments: list[dict[str, Any]], device: int, path: PathLike
 ) -> tuple[list[tuple[int, int]], list[_Block]]:
     """Address and bytes of each of a device's segments, and the live blocks in them."""
     held: list[tuple[int, int]] = []
     live: list[_Block] = []
-    if segments is None:
-        return held, live
-    if not isinstance(segments, list):
-        raise FormatError(path, f"segments is {shown(segments)}, not a list")
     seen: set[int] = set()
     for i, segment in enumerate(segments):
         where = f"segments[{i}]"
-        if not isinstance(segment, dict):
-            raise FormatError(path, f"{where} is {shown(segment)}, not a dict")
         if segment.get("device", 0) != device:
             continue
         total = _integer(path, where, segment, "total_size")
@@ -337,7 +368,10 @@ def _held(
                 stream = segment.get("stream", 0)
                 stream = stream if type(stream) is int and stream >= 0 else 0
                 frames = block.get("frames")
-                live.append(_Block(address, rounded(size), stream, frames))
+                asked = block.get("requested_size")  # which is what entries have
+                if type(asked) is not int or not 0 < asked <= size:
+                    asked = size
+                live.append(_Block(address, rounded(asked), stream, frames))
             address += size
     return held, live
 

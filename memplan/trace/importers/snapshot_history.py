@@ -3,6 +3,7 @@ asked. The entries are cells of a pickle, which need not become Python objects."
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,7 +16,7 @@ from memplan.files import PathLike
 from memplan.formats.strictjson import shown
 from memplan.limits import MAX_INTEGER, MAX_TEXT
 from memplan.trace.check import check_count
-from memplan.trace.importers.plain_pickle import value_of
+from memplan.trace.importers.plain_pickle import parse_plain, value_of
 from memplan.trace.stacks import NO_STACK, Frame, StackTable
 from memplan.trace.trace import Action
 
@@ -26,7 +27,7 @@ UInt64Array = npt.NDArray[np.uint64]
 
 GRANULARITY = 512  # bytes; PyTorch's allocator rounds every request up to this
 REQUESTED = "requested_size"  # of an allocation that memplan wrote; torch tells of none
-REMEDY = "make it with torch.cuda.memory._dump_snapshot, after _record_memory_history"
+REMEDY = "make it with torch.cuda.memory._dump_snapshot"
 MAX_KEYS = 64  # of an entry; torch writes a dozen
 MAX_ADDRESS = (1 << 64) - 1
 _ACTIONS = {
@@ -48,6 +49,12 @@ class Entries:
     def __init__(self, plain: Plain, cell: int) -> None:
         self._plain, self._cell = plain, cell
 
+    @classmethod
+    def none(cls) -> Entries:
+        """A history without entries."""
+        plain = parse_plain(pickle.dumps([], 4), "no history")
+        return cls(plain, plain.root)
+
     def __len__(self) -> int:
         return self._plain.length(self._cell)
 
@@ -55,6 +62,15 @@ class Entries:
         """The first entry that is no dict, or has too many keys; None for none."""
         most, place = self._plain.widest(self._cell)
         return None if 0 <= most <= MAX_KEYS else place
+
+    def tells(self) -> bool:
+        """Whether any is an event, or is none that can be read. With "state", torch
+        keeps the last entry alone, which says that the snapshot was taken."""
+        if self.misfit() is not None:
+            return True
+        cells = np.unique(self._plain.column(self._cell, "action"))
+        names = self._plain.values(cells)
+        return any(not isinstance(name, str) or name in _ACTIONS for name in names)
 
     def objects(self, name: str) -> list[object]:
         """The value of a field in each entry, None where there is none."""

@@ -47,11 +47,13 @@ class LiveSet {
   headline(moment, tick, total) {
     const { page } = this;
     const step = lastUpTo(page.steps, tick) + 1;
-    const facts = [`event ${countText(tick + 1)}`, secondsText(page.times[moment])];
-    if (page.steps.length) facts.push(step ? `step ${step}` : "before step 1");
+    const facts = page.history
+      ? [`event ${countText(tick + 1)}`, secondsText(page.times[moment])]
+      : ["when the snapshot was taken"];
+    if (page.steps.length) facts.push(`step ${step}`);
     const words = element("div", { class: "when" }, facts.join("  ·  "));
     const many = element("div", { class: "many" }, bytesText(total));
-    if (moment === page.peakMoment) many.append(element("span", { class: "tag" }, "peak"));
+    if (page.history && moment === page.peakMoment) many.append(element("span", { class: "tag" }, "peak"));
     const part = page.peak && moment !== page.peakMoment ? `${shareText(total / page.peak)} of the peak` : "";
     return element("div", { class: "headline" }, many, words, element("div", { class: "when" }, part));
   }

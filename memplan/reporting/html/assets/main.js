@@ -50,6 +50,7 @@ async function start() {
 }
 
 function flameWords(page) {
+  if (!page.history) return "of what was live when the snapshot was taken";
   const at = page.moment === page.peakMoment ? "the peak" : `event ${countText(page.moments[page.moment] + 1)}`;
   return `of what was alive at ${at}`;
 }
@@ -100,7 +101,7 @@ function legend(page) {
 }
 
 function tabs(page, planned) {
-  const names = ["As it ran: every buffer at its address", ...(planned?.names ?? [])];
+  const names = [page.history ? "As it ran: every buffer at its address" : "Every buffer at its address", ...(planned?.names ?? [])];
   let buttons = [];
   const show = (chosen) => {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === chosen)));

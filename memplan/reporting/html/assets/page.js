@@ -24,7 +24,7 @@ class Page {
   constructor(scene, columns) {
     Object.assign(this, {
       ticks: scene.ticks, peak: scene.peak, ooms: scene.ooms, sites: scene.sites, labels: scene.labels,
-      plan: scene.plan, addressTop: scene.address_top, traced: scene.traced,
+      history: scene.history, plan: scene.plan, addressTop: scene.address_top, traced: scene.traced,
     });
     this.categories = scene.categories.map(({ name }) => name);
     // The last is of a plan's buffers that are none of the trace's, and of no category.
@@ -43,7 +43,7 @@ class Page {
       bottom: columns.address, size: columns.size, category: columns.category, site: columns.site, node: columns.node,
     };
     this.columns = columns;
-    this.range = new Range(this.ticks, this.moments, this.times);
+    this.range = new Range(this.ticks, this.moments, this.times, this.history);
     [this.moment, this.site, this.hovered] = [null, null, null];
     this.onChoice = [];
     this.onHover = [];
@@ -121,6 +121,7 @@ class Page {
 
   lifeText(set, i) {
     if (set.life) return set.life(i);
+    if (!this.history) return "live";
     const { range } = this;
     const open = set.upper[i] >= this.ticks;
     const seconds = this.times[range.momentOfTick(set.upper[i])] - this.times[range.momentOfTick(set.lower[i])];

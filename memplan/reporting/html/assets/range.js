@@ -1,7 +1,8 @@
 // The stretch of the clock that the timeline and the packing both show.
 // The clock counts events (allocations and frees); or it is shown as seconds.
 class Range {
-  constructor(ticks, moments, times) {
+  constructor(ticks, moments, times, named = true) {
+    this.named = named; // whether places on the axis mean anything
     this.ticks = Math.max(ticks, 1);
     this.moments = moments; // the tick of each moment
     this.times = times; // and its seconds
@@ -69,6 +70,7 @@ class Range {
   }
 
   label(x, step = 0) {
+    if (!this.named) return "";
     if (!this.inSeconds) return countText(x);
     if (!step) return secondsText(x);
     const [scale, unit] = step >= 0.1 ? [1, "s"] : step >= 1e-4 ? [1e3, "ms"] : [1e6, "µs"];

@@ -47,7 +47,7 @@ class Tooltip {
 
   moment(moment) {
     const { page } = this;
-    const rows = [this.head(null, bytesText(page.total[moment]), `event ${countText(page.moments[moment] + 1)}, ${secondsText(page.times[moment])}`)];
+    const rows = [this.head(null, bytesText(page.total[moment]), page.history ? `event ${countText(page.moments[moment] + 1)}, ${secondsText(page.times[moment])}` : "")];
     for (const c of page.shown) {
       const bytes = page.live[c][moment];
       if (bytes > 0) rows.push(element("div", { class: "pair" }, element("i", { colour: page.colours[c] }), element("span", {}, page.categories[c]), element("b", {}, bytesText(bytes))));

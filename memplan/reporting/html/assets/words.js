@@ -12,12 +12,10 @@ function bytesText(count) {
 }
 
 function secondsText(seconds) {
-  if (seconds === 0) return "0 s";
   for (const [limit, scale, unit] of [[1, 1, "s"], [1e-3, 1e3, "ms"], [0, 1e6, "µs"]]) {
     if (Math.abs(seconds) >= limit) {
       const value = seconds * scale;
-      const digits = Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2;
-      return `${value.toFixed(digits)} ${unit}`;
+      return `${Math.abs(value) >= 100 ? value.toFixed(0) : Number(value.toPrecision(3))} ${unit}`;
     }
   }
   return "";

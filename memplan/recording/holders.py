@@ -1,0 +1,215 @@
+"""Whose variables hold the tensors that are alive when a recording ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType, ModuleType
+from typing import Any
+
+from memplan.recording.activations import bytes_of, of_storage
+from memplan.recording.cycles import Cycles, cycle_of, place_of, unreachable
+from memplan.recording.references import (
+    GRAPH,
+    Root,
+    Way,
+    generalized,
+    is_tensor,
+    ways,
+)
+from memplan.recording.source import Lines
+from memplan.trace.holders import GRAPH_OF, Collection, Held
+
+MOST_ADDRESSES = 1 << 16
+LEAST_BYTES = 1 << 20
+_KEY = re.compile(r"\['[^']*'\]")
+MOST_KEYS = 4  # of a dict that are named
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What holds tensors when a recording ends, and what did not let them go.
+
+    fault: why that was not found, "" if it was.
+    """
+
+    holders: tuple[Held, ...] = ()
+    collections: tuple[Collection, ...] = ()
+    fault: str = ""
+
+
+class HolderWatch:
+    """Looks for cycles from `start` on, and for the holders of what is alive in the
+    end."""
+
+    def __init__(
+        self, address_of: Callable[[Any], int], events: Callable[[], int]
+    ) -> None:
+        """address_of: of a storage, 0 if it is not recorded. events: recorded yet."""
+        self._address_of = address_of
+        self._cycles = Cycles(events)
+
+    def start(self) -> None:
+        """Begin."""
+        self._cycles.start()
+
+    def stop(self, is_foreign: Callable[[str], bool], since_ns: int = 0) -> Findings:
+        """End. is_foreign: whether a file is not the program's. since_ns: monotonic ns
+        where the trace's clock reads 0."""
+        self._cycles.stop()
+        try:
+            program = Variables(is_foreign)
+            lines = Lines(program.files)
+            holders = find_holders(self._address, program, lines)
+            collections = self._cycles.result(lines, since_ns)
+            return Findings(holders, collections, self._cycles.fault)
+        except Exception as error:  # an object of the program's that cannot be read
+            return Findings(fault=f"{type(error).__name__}: {error}")
+
+    def _address(self, tensor: Any) -> int:
+        return of_storage(tensor, self._address_of)
+
+
+def find_holders(
+    address_of: Callable[[Any], int], program: Variables, lines: Lines
+) -> tuple[Held, ...]:
+    """The holders of all tensors that the program's variables reach now.
+
+    address_of: of a tensor's storage, 0 if it is not recorded. Of more addresses than
+    MOST_ADDRESSES the first found are kept.
+    """
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    waiting = {address_of(each): bytes_of(each) for each in _tensors()}
+    waiting.pop(0, None)
+    seen: set[int] = set()
+    for way in ways(program.groups(lambda: bool(waiting))):
+        address = address_of(way.tensor)
+        if address and address not in seen and len(seen) < MOST_ADDRESSES:
+            seen.add(address)
+            waiting.pop(address, None)
+            found[_path(way), way.root.place].append(address)
+    holders = [
+        Held(name, place, lines.adding(_variable(name)), tuple(addresses))
+        for (name, place), addresses in _grouped(found).items()
+    ]
+    return (*holders, *_not_collected(waiting, address_of, lines))
+
+
+def _not_collected(
+    waiting: dict[int, int], address_of: Callable[[Any], int], lines: Lines
+) -> Iterator[Held]:
+    """Tensors that no variable reaches, in cycles that Python has not collected yet.
+
+    waiting: their bytes, by address; few are not worth a look at all objects.
+    """
+    if sum(waiting.values()) < LEAST_BYTES:
+        return
+    garbage = unreachable(gc.get_objects())
+    addresses = {address_of(each) for each in garbage if is_tensor(each)}
+    addresses &= waiting.keys()
+    if addresses:
+        cycle = cycle_of(garbage)
+        place = place_of(cycle, lines)
+        closed = f"closed at {place}" if place else ""
+        name = f"uncollected cycle {cycle}".rstrip()
+        yield Held(name, closed, (), tuple(sorted(addresses)))
+
+
+def _tensors() -> list[Any]:
+    return [each for each in gc.get_objects() if is_tensor(each)]
+
+
+class Variables:
+    """The variables of a program, and its files."""
+
+    def __init__(self, is_foreign: Callable[[str], bool]) -> None:
+        self._is_foreign = is_foreign
+        modules = [m for m in list(sys.modules.values()) if type(m) is ModuleType]
+        files = [(module, vars(module).get("__file__")) for module in modules]
+        known = [(module, file) for module, file in files if isinstance(file, str)]
+        self._own = [m for m, file in known if not self._is_others(file)]
+        self._own.sort(key=lambda module: module.__name__ != "__main__")
+        self._other = [m for m in modules if m not in self._own]
+        frames = list(self._frames())
+        self._running = frames
+        named = [vars(module)["__file__"] for module in self._own]
+        running = [frame.f_code.co_filename for frame in frames]
+        self.files = list(dict.fromkeys([*named, *running]))
+
+    def _is_others(self, file: str) -> bool:
+        return "-packages" in file or self._is_foreign(file)
+
+    def _frames(self) -> Iterator[FrameType]:
+        """The frames of the program's functions that run, in all threads."""
+        for innermost in list(sys._current_frames().values()):
+            frame: FrameType | None = innermost
+            while frame is not None:
+                if not self._is_others(frame.f_code.co_filename):
+                    yield frame
+                frame = frame.f_back
+
+    def groups(self, wanted: Callable[[], bool]) -> Iterator[Iterator[Root]]:
+        """Globals of the program's modules and locals of its frames; then, if `wanted`,
+        globals of libraries."""
+        yield self._programs()
+        if wanted():
+            yield self._libraries()
+
+    def _programs(self) -> Iterator[Root]:
+        known = {id(vars(module)) for module in self._own}
+        for module in self._own:
+            file = os.path.basename(vars(module)["__file__"])
+            yield from _roots(vars(module), f"global of {file}")
+        for frame in self._running:
+            code = frame.f_code
+            file = os.path.basename(code.co_filename)
+            if code.co_name != "<module>":
+                where = f"local of {code.co_name}, {file}:{frame.f_lineno}"
+                yield from _roots(frame.f_locals, where)
+            if id(frame.f_globals) not in known:
+                known.add(id(frame.f_globals))
+                yield from _roots(frame.f_globals, f"global of {file}")
+
+    def _libraries(self) -> Iterator[Root]:
+        for module in self._other:
+            if not module.__name__.startswith("memplan"):
+                yield from _roots(vars(module), f"global of {module.__name__}")
+
+
+def _roots(names: dict[str, Any], place: str) -> Iterator[Root]:
+    for name, value in list(names.items()):
+        if not name.startswith("__"):
+            yield Root(name, place, value)
+
+
+def _path(way: Way) -> str:
+    """Its way, as the program would write it, with any index for each of a list's."""
+    edges = way.edges
+    graph = ""
+    if GRAPH in edges:
+        edges, graph = edges[: edges.index(GRAPH)], GRAPH_OF
+    return graph + generalized(way.root.name + "".join(edges))
+
+
+def _grouped(
+    found: dict[tuple[str, str], list[int]],
+) -> dict[tuple[str, str], list[int]]:
+    """Keys of a dict are any index where there are many."""
+    alike = Counter((_KEY.sub("[*]", name), place) for name, place in found)
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for (name, place), addresses in found.items():
+        general = _KEY.sub("[*]", name), place
+        many = alike[general] > MOST_KEYS
+        groups[general if many else (name, place)] += addresses
+    return groups
+
+
+def _variable(name: str) -> str:
+    """The last name before the first index: "cache" of `model.cache[*].keys`."""
+    before = name.removeprefix(GRAPH_OF).split("[*]")[0]
+    return re.findall(r"\w+", before)[-1] if before else ""

@@ -1,0 +1,107 @@
+"""Which lines of a program's files add to a variable, or assign an attribute."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST_BYTES = 1 << 20  # of a file that is looked through
+MOST_FILES = 200
+_MOST_LINES = 3  # that are named
+_ADDING = {
+    *("append", "appendleft", "extend", "extendleft", "insert"),
+    *("add", "update", "setdefault", "put", "put_nowait", "push"),
+}
+
+
+class Lines:
+    """The lines of some files, as "train.py:12"; at most three of a kind are named."""
+
+    def __init__(self, files: list[str]) -> None:
+        self._adding: dict[str, list[str]] = defaultdict(list)
+        self._assigning: dict[str, list[str]] = defaultdict(list)
+        for file in list(dict.fromkeys(files))[:MOST_FILES]:
+            tree = _parsed(file)
+            for node in ast.walk(tree) if tree is not None else ():
+                self._note(os.path.basename(file), node)
+
+    def adding(self, name: str) -> tuple[str, ...]:
+        """Where `name` or an attribute of that name is appended to, or has an entry
+        assigned, or is made anew of itself, as in `total = total + loss`."""
+        return tuple(self._adding.get(name, ()))
+
+    def assigning(self, name: str) -> tuple[str, ...]:
+        """Where an attribute or variable of that name is assigned or defined, but not
+        as a constant."""
+        return tuple(self._assigning.get(name, ()))
+
+    def _note(self, file: str, node: ast.AST) -> None:
+        for held in _added_to(node):
+            _keep(self._adding[_last_name(held)], f"{file}:{held.lineno}")
+        for name, line in _assigned(node):
+            _keep(self._assigning[name], f"{file}:{line}")
+
+
+def _last_name(value: ast.expr) -> str:
+    """ "log" of `a.log` and of `a["log"]`."""
+    match value:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(slice=ast.Constant(value=str() as name)):
+            return name
+    return ""
+
+
+def _keep(places: list[str], place: str) -> None:
+    if place not in places and len(places) < _MOST_LINES:
+        places.append(place)
+
+
+def _parsed(file: str) -> ast.Module | None:
+    """None without a source, as of an interactive session."""
+    try:
+        if Path(file).stat().st_size > MOST_BYTES:
+            return None
+        return ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[str, int]]:
+    if isinstance(node, ast.FunctionDef):
+        yield node.name, node.lineno
+    if not isinstance(node, ast.Assign) or isinstance(node.value, ast.Constant):
+        return
+    for target in node.targets:
+        if isinstance(target, ast.Attribute):
+            yield target.attr, target.lineno
+        elif isinstance(target, ast.Name):
+            yield target.id, target.lineno
+
+
+def _added_to(node: ast.AST) -> list[ast.expr]:
+    """What a call or an assignment adds to."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=held, attr=method)):
+            return [held] if method in _ADDING else []
+        case ast.AugAssign(target=ast.Subscript(value=held)):
+            return [held]
+        case ast.AugAssign(target=held):
+            return [held]
+        case ast.Assign(targets=targets, value=value):
+            entries = [e.value for e in targets if isinstance(e, ast.Subscript)]
+            return entries + [e for e in targets if _uses(value, e)]
+    return []
+
+
+def _uses(value: ast.expr, target: ast.expr) -> bool:
+    """Whether a new value is made of the old one."""
+    names = ast.Name, ast.Attribute
+    if not isinstance(target, names):
+        return False
+    text = ast.unparse(target)
+    inner = (each for each in ast.walk(value) if isinstance(each, names))
+    return any(ast.unparse(each) == text for each in inner)
