@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from memplan.reporting.check import Limits as Limits
     from memplan.reporting.check import check as check
     from memplan.reporting.diff import diff as diff
+    from memplan.reporting.estimate import Estimate as Estimate
+    from memplan.reporting.estimate import estimate as estimate
     from memplan.reporting.live import live_at as live_at
     from memplan.reporting.stats import summarize as summarize
     from memplan.trace.read import buffers_of as buffers_of
@@ -50,6 +52,7 @@ _HOMES = {
     "ChunkPlan": "memplan.chunking.plan",
     "CompileOptions": "memplan.compiling.compile",
     "CompilePlan": "memplan.compiling.report",
+    "Estimate": "memplan.reporting.estimate",
     "FuseOptions": "memplan.fusing.options",
     "Limits": "memplan.reporting.check",
     "Plan": "memplan.core.plan",
@@ -62,6 +65,7 @@ _HOMES = {
     "compile": "memplan.compiling.compile",
     "compile_front": "memplan.compiling.compile",
     "diff": "memplan.reporting.diff",
+    "estimate": "memplan.reporting.estimate",
     "fuse": "memplan.fusing.fuse",
     "interrupt": "memplan.recording.boundary",
     "live_at": "memplan.reporting.live",
@@ -87,6 +91,7 @@ __all__ = [
     "ChunkPlan",
     "CompileOptions",
     "CompilePlan",
+    "Estimate",
     "FuseOptions",
     "Limits",
     "Plan",
@@ -100,6 +105,7 @@ __all__ = [
     "compile",
     "compile_front",
     "diff",
+    "estimate",
     "fuse",
     "interrupt",
     "live_at",

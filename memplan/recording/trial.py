@@ -14,6 +14,8 @@ from memplan.trace.read import read_trace
 from memplan.trace.reserved import most_reserved, ran_out
 from memplan.trace.trace import Action, Trace
 
+_TOLD = "taken as", "not counted"  # in notes on what is not as in a real run
+
 
 class ProgramFailedError(RecordError):
     """The program failed. code: its exit status; said: what it wrote to stderr."""
@@ -77,7 +79,7 @@ def trial(target: Target, device: str, steps: int, activations: bool = False) ->
     notes = tuple(
         line.removeprefix("memplan: ")
         for line in said
-        if line.startswith("memplan: ") and "taken as" in line
+        if line.startswith("memplan: ") and any(each in line for each in _TOLD)
     )
     return Trial(
         Summary.of(events).peak_live,
