@@ -357,3 +357,12 @@ def test_arrays_of_numpy_alone_hold_nothing(tmp_path: Path) -> None:
     finally:
         let_go()
     assert not [h for h in found.trace.info.holders if h.name.startswith("arrays")]
+
+
+def test_the_page_has_the_leak_and_the_cycles(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LEAKING + CYCLIC.replace("import torch\n", ""))
+    options = "--steps", "all", "-o", "t.parquet"
+    assert memplan("record", *options, "train.py").returncode == 0
+    assert memplan("report", "t.parquet", "-o", "t.html").returncode == 0
+    page = (tmp_path / "t.html").read_text()
+    assert "freed in cycles" in page

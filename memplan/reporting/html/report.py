@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from memplan.core.plan import Plan
 from memplan.reporting.html.scene import SceneMaker
 from memplan.reporting.live import live_at
-from memplan.reporting.stats import Stats, summarize
+from memplan.reporting.stats import Stats, has_cycles, summarize
 from memplan.text import printable
 from memplan.trace.sites import Site
 from memplan.trace.trace import Action, Trace
@@ -126,13 +127,31 @@ def _facts(maker: SceneMaker) -> list[str]:
     return facts
 
 
+def _figure(
+    name: str, value: str, note: str = "", strong: bool = False
+) -> dict[str, object]:
+    return {"name": name, "value": value, "note": note, "strong": strong}
+
+
+def _not_let_go(stats: Stats) -> Iterator[tuple[str, str, str]]:
+    """What grows, and what waited for Python's cycle collector."""
+    if (leak := stats.leak) is not None:
+        note = f"made at {os.path.basename(leak.site.place)}"
+        if leak.holder is not None:
+            note = f"held by {leak.holder.name}"
+        yield "grows", f"{format_bytes(leak.bytes_per_step)} a step", note
+    if stats.cycles is not None and has_cycles(stats):
+        kept = stats.cycles.shares[0].cycle or "by Python's collector alone"
+        yield "freed in cycles", format_bytes(stats.cycles.bytes), kept
+
+
 def _figures(stats: Stats, plan: Plan | None) -> list[dict[str, object]]:
     """The numbers at the top: those of `memplan stats`, by their names there."""
     info, peak = stats.trace.info, stats.peak
     found: list[dict[str, object]] = []
 
     def add(name: str, value: str, note: str = "", strong: bool = False) -> None:
-        found.append({"name": name, "value": value, "note": note, "strong": strong})
+        found.append(_figure(name, value, note, strong))
 
     if not info.history:
         add("live", format_bytes(peak.bytes), strong=True)
@@ -144,6 +163,7 @@ def _figures(stats: Stats, plan: Plan | None) -> list[dict[str, object]]:
             add("kept at end", kept, "made two steps before")
         else:
             add("live at the end", format_bytes(live_at(stats.buffers, "end").bytes))
+        found += [_figure(*each) for each in _not_let_go(stats)]
     if info.device == "cuda":  # where a host's figure says nothing
         if stats.reserved is not None:
             note = "at most, by torch" if info.history else "by torch"
