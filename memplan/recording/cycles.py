@@ -3,7 +3,8 @@
 Each collection that frees something is noted with its times: what is freed meanwhile by
 its thread was in a cycle, or held by one. Before a collection its objects are looked
 through for the cycle itself, as the collector does it: what is referred to from within
-alone is garbage. That takes time, and stops once it has taken `_MOST_SECONDS`.
+alone is garbage. That takes time, and stops once it has taken `_MOST_SECONDS` of the
+processor's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from memplan.trace.holders import Collection
 _MOST_SECONDS = 0.5
 MOST_OBJECTS = 20_000  # of a collection that is looked through
 MOST_COLLECTIONS = 10_000
-_TRIED = 200  # objects that are tried as a cycle's begin
+_TRIED = 50  # objects that are tried as a cycle's begin
+_ROUND = 1000  # objects that are looked at from there
 
 
 class Cycles:
@@ -62,14 +64,14 @@ class Cycles:
 
     def _called(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            begin = time.monotonic()
+            begin = time.thread_time()
             self._cycle = ""
             try:
                 if self._left > 0:
                     self._cycle = self._look(info["generation"])
             except Exception as error:  # an object of the program's; told in the end
                 self._left, self.fault = 0, f"{type(error).__name__}: {error}"
-            self._left -= time.monotonic() - begin
+            self._left -= time.thread_time() - begin
             self._before, self._began = self._events(), time.monotonic_ns()
         elif self._events() > self._before and len(self._found) < MOST_COLLECTIONS:
             thread, end = threading.get_native_id(), time.monotonic_ns()
@@ -132,7 +134,7 @@ def _round(begin: Any, inside: set[int]) -> str:
     tensor is reached."""
     edges, tensors, seen = "", False, {id(begin)}
     waiting: deque[tuple[Any, str]] = deque([(begin, "")])
-    while waiting:
+    while waiting and len(seen) < _ROUND:
         value, before = waiting.popleft()
         for edge, inner in parts_of(value):
             if inner is begin and not edges:

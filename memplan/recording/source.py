@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST_BYTES = 1 << 20  # of a file that is looked through
-MOST_FILES = 200
+MOST_BYTES = 1 << 20  # of all files that are looked through
 _MOST_LINES = 3  # that are named
 _ADDING = {
     *("append", "appendleft", "extend", "extendleft", "insert"),
@@ -18,14 +17,21 @@ _ADDING = {
 
 
 class Lines:
-    """The lines of some files, as "train.py:12"; at most three of a kind are named."""
+    """The lines of some files, as "train.py:12"; at most three of a kind are named.
+
+    Of much source the first files are looked through.
+    """
 
     def __init__(self, files: list[str]) -> None:
         self._adding: dict[str, list[str]] = defaultdict(list)
         self._assigning: dict[str, list[str]] = defaultdict(list)
-        for file in list(dict.fromkeys(files))[:MOST_FILES]:
-            tree = _parsed(file)
-            for node in ast.walk(tree) if tree is not None else ():
+        left = MOST_BYTES
+        for file in dict.fromkeys(files):
+            source = _source(file)
+            if source is None or len(source) > left:
+                continue
+            left -= len(source)
+            for node in ast.walk(_parsed(source)):
                 self._note(os.path.basename(file), node)
 
     def adding(self, name: str) -> tuple[str, ...]:
@@ -45,7 +51,7 @@ class Lines:
             _keep(self._assigning[name], f"{file}:{line}")
 
 
-def _last_name(value: ast.expr) -> str:
+def _last_name(value: ast.AST) -> str:
     """ "log" of `a.log` and of `a["log"]`."""
     match value:
         case ast.Name(id=name) | ast.Attribute(attr=name):
@@ -60,14 +66,19 @@ def _keep(places: list[str], place: str) -> None:
         places.append(place)
 
 
-def _parsed(file: str) -> ast.Module | None:
-    """None without a source, as of an interactive session."""
+def _source(file: str) -> bytes | None:
+    """None without a file, as of an interactive session."""
     try:
-        if Path(file).stat().st_size > MOST_BYTES:
-            return None
-        return ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        return Path(file).read_bytes()
+    except (OSError, ValueError):
         return None
+
+
+def _parsed(source: bytes) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # no Python, or of a newer one
+        return ast.Module([], [])
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[str, int]]:
@@ -99,9 +110,8 @@ def _added_to(node: ast.AST) -> list[ast.expr]:
 
 def _uses(value: ast.expr, target: ast.expr) -> bool:
     """Whether a new value is made of the old one."""
-    names = ast.Name, ast.Attribute
-    if not isinstance(target, names):
+    if not isinstance(target, ast.Name | ast.Attribute):
         return False
-    text = ast.unparse(target)
-    inner = (each for each in ast.walk(value) if isinstance(each, names))
-    return any(ast.unparse(each) == text for each in inner)
+    name = _last_name(target)
+    alike = (each for each in ast.walk(value) if type(each) is type(target))
+    return any(_last_name(each) == name for each in alike)
