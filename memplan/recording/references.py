@@ -7,13 +7,16 @@ and calls nothing of the program's.
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 import sys
+import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from memplan.recording.held import PLAIN
@@ -34,6 +37,9 @@ _OPAQUE = (*PLAIN, types.ModuleType, types.CodeType, types.BuiltinFunctionType, 
 # Where torch's modules keep what is an attribute of theirs; an index of a list.
 _REGISTERED = re.compile(r"\._(?:parameters|buffers|modules)\['(\w+)'\]")
 _INDEX = re.compile(r"\[\d+\]")
+
+# Python's standard library, and memplan.
+_NOT_PROGRAMS = sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])
 
 Edge = str  # as it is written after what comes before: ".name", "[3]", GRAPH
 
@@ -114,7 +120,20 @@ def _leads_on(value: Any) -> bool:
     kind = type(value)
     module = kind.__module__
     machinery = type(module) is str and module.startswith(_MACHINERY)
-    return kind not in _OPAQUE and (not machinery or is_tensor(value))
+    if kind in _OPAQUE or (machinery and not is_tensor(value)):
+        return False
+    defined = issubclass(kind, type | types.FunctionType)
+    return not defined or not _is_of_library(value.__module__)
+
+
+@functools.lru_cache(1 << 14)
+def _is_of_library(module: object) -> bool:
+    """Whether what is defined in a module is no code of the program's."""
+    found = sys.modules.get(module) if isinstance(module, str) else None
+    file = getattr(found, "__file__", None)
+    if not isinstance(file, str):
+        return module != "__main__"
+    return "-packages" in file or file.startswith(_NOT_PROGRAMS)
 
 
 def parts_of(value: Any) -> Iterator[tuple[Edge, Any]]:

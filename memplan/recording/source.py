@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -31,8 +32,11 @@ class Lines:
             if source is None or len(source) > left:
                 continue
             left -= len(source)
-            for node in ast.walk(_parsed(source)):
-                self._note(os.path.basename(file), node)
+            adding, assigning = _lines_of(source)
+            name = os.path.basename(file)
+            for of, lines in ((self._adding, adding), (self._assigning, assigning)):
+                for variable, line in lines:
+                    _keep(of[variable], f"{name}:{line}")
 
     def adding(self, name: str) -> tuple[str, ...]:
         """Where `name` or an attribute of that name is appended to, or has an entry
@@ -44,11 +48,20 @@ class Lines:
         as a constant."""
         return tuple(self._assigning.get(name, ()))
 
-    def _note(self, file: str, node: ast.AST) -> None:
+
+_Line = tuple[str, int]  # a name, and where it stands
+
+
+@functools.lru_cache(256)
+def _lines_of(source: bytes) -> tuple[tuple[_Line, ...], tuple[_Line, ...]]:
+    """Where names are added to, and where they are assigned."""
+    adding: dict[_Line, None] = {}
+    assigning: dict[_Line, None] = {}
+    for node in ast.walk(_parsed(source)):
         for held in _added_to(node):
-            _keep(self._adding[_last_name(held)], f"{file}:{held.lineno}")
-        for name, line in _assigned(node):
-            _keep(self._assigning[name], f"{file}:{line}")
+            adding[_last_name(held), held.lineno] = None
+        assigning.update(dict.fromkeys(_assigned(node)))
+    return tuple(adding), tuple(assigning)
 
 
 def _last_name(value: ast.AST) -> str:
