@@ -17,7 +17,7 @@ from memplan.errors import UsageError
 from memplan.formats.plain import plain
 from memplan.reporting.check import described
 from memplan.reporting.cycles import Collected
-from memplan.reporting.leak import told
+from memplan.reporting.leak import Leak, told
 from memplan.reporting.live import UNKNOWN, By, Live
 from memplan.reporting.saving import MOST_EVENTS, saving
 from memplan.reporting.stats import Stats, has_cycles, summarize
@@ -141,7 +141,8 @@ def _show_cycles(found: Collected | None, most: int) -> None:
 
 def _check_kind(found: Stats, kind: By) -> None:
     """Raise UsageError where the trace cannot tell what buffers are summed by."""
-    if kind == "holder" and not found.trace.info.holders:
+    info = found.trace.info
+    if kind == "holder" and not info.holders and info.stacks == "none":
         raise UsageError(
             "--by holder: the trace does not say what holds its buffers; record the "
             "program again, without --stacks none"
@@ -226,6 +227,8 @@ def _rows(found: Stats, at: str) -> list[tuple[str, str]]:
         rows.append(("leak", _leak(found)))
         if found.leak is not None and found.leak.holder is not None:
             rows.append(("", f"held by {found.leak.holder.text}"))
+        elif found.leak is not None and _collected_later(found, found.leak):
+            rows.append(("", "the cycle collector freed buffers of this line later"))
     rows += _cycle_rows(found)
     if found.oom is not None:
         rows += oom_rows(found)
@@ -308,6 +311,11 @@ def _leak(found: Stats) -> str:
     if not leak.site.file:
         return f"grows by {grows}"
     return f"grows by {grows}; most made at {described(leak.site)}"
+
+
+def _collected_later(found: Stats, leak: Leak) -> bool:
+    cycles = found.cycles
+    return cycles is not None and leak.site in {each.site for each in cycles.shares}
 
 
 def _cycle_rows(found: Stats) -> list[tuple[str, str]]:

@@ -15,11 +15,17 @@ import sys
 import threading
 import time
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-from memplan.recording.references import generalized, is_tensor, parts_of
+from memplan.recording.references import (
+    generalized,
+    is_tensor,
+    kind_name,
+    module_of,
+    parts_of,
+)
 from memplan.recording.source import Lines
 from memplan.trace.holders import Collection
 
@@ -79,8 +85,8 @@ class Cycles:
 
     def _look(self, generation: int) -> str:
         objects = gc.get_objects(generation=0)  # a list that is not in itself
-        for each in range(1, generation + 1):
-            objects += gc.get_objects(generation=each)
+        if generation > 0:  # the oldest are too many
+            objects += gc.get_objects(generation=1)
         if len(objects) > MOST_OBJECTS or not any(map(is_tensor, objects)):
             return ""
         return cycle_of(unreachable(objects))
@@ -122,11 +128,27 @@ def cycle_of(garbage: list[Any]) -> str:
     if not any(map(is_tensor, garbage)):
         return ""
     inside = {id(each) for each in garbage}
-    for begin in sorted(garbage, key=_unnamed)[:_TRIED]:
+    for begin in sorted(_leading_to_tensors(garbage), key=_unnamed)[:_TRIED]:
         edges = _round(begin, inside)
         if edges:
             return _named(begin) + generalized(edges)
     return ""
+
+
+def _leading_to_tensors(garbage: list[Any]) -> list[Any]:
+    """The objects from which tensors are reached."""
+    before: dict[int, list[Any]] = defaultdict(list)
+    for each in garbage:
+        for inner in gc.get_referents(each):
+            before[id(inner)].append(each)
+    waiting = [each for each in garbage if is_tensor(each)]
+    found = {id(each) for each in waiting}
+    while waiting:
+        for each in before[id(waiting.pop())]:
+            if id(each) not in found:
+                found.add(id(each))
+                waiting.append(each)
+    return [each for each in garbage if id(each) in found]
 
 
 def _round(begin: Any, inside: set[int]) -> str:
@@ -148,18 +170,19 @@ def _round(begin: Any, inside: set[int]) -> str:
 
 def _unnamed(value: object) -> int:
     """Less for what a reader knows better."""
-    if isinstance(value, type) or is_tensor(value):
+    kind = type(value)
+    if issubclass(kind, type) or is_tensor(value):
         return 9
-    if type(value).__module__ not in ("builtins", "torch"):
+    if module_of(kind) not in ("builtins", "torch"):
         return 0
-    if isinstance(value, types.FunctionType):
+    if kind is types.FunctionType:
         return 1
-    return 2 if isinstance(value, types.FrameType) else 3
+    return 2 if kind is types.FrameType else 3
 
 
 def _named(value: object) -> str:
-    if isinstance(value, types.FunctionType):
-        return value.__qualname__
-    if isinstance(value, types.FrameType):
+    if type(value) is types.FunctionType:
+        return str(value.__qualname__)
+    if type(value) is types.FrameType:
         return f"{value.f_code.co_name}()"
-    return type(value).__qualname__
+    return kind_name(type(value))

@@ -214,6 +214,7 @@ class FakeEvents:
             shown = property(devices.shown)
             yield mock.patch.object(fake_tensor.FakeTensor, "device", shown)
             yield from patch_cuda(torch, gpu, self._device.name)
+            yield from devices.patch_defaults()
 
 
 _TRUE, _FALSE = ("isfinite", "isreal"), ("isnan", "isinf", "isneginf", "isposinf")

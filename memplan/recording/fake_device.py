@@ -238,8 +238,28 @@ class Devices:
         self.torch, self.ledger = torch, ledger
         self.simulated = ledger.gpu is not None
         self._target: bool | None = None  # of what is made now; None: by the inputs
+        self._default = False  # whether tensors are made on the GPU without a device
         if self.simulated:
+            from torch.utils._device import _device_constructors
+
             self._gpu = torch.device("cuda", 0)
+            self._constructors = _device_constructors()
+
+    def set_default(self, device: Any) -> None:
+        """`torch.set_default_device` of a program that has a GPU."""
+        self._default = device is not None and self._names_gpu(device)
+        self._set_default(None if self._default else device)
+
+    def default(self) -> Any:
+        """`torch.get_default_device` of such a program."""
+        return self._gpu if self._default else self._get_default()
+
+    def patch_defaults(self) -> Iterator[Any]:
+        """Patches of the functions that set and tell the default device."""
+        self._set_default = self.torch.set_default_device
+        self._get_default = self.torch.get_default_device
+        yield mock.patch.object(self.torch, "set_default_device", self.set_default)
+        yield mock.patch.object(self.torch, "get_default_device", self.default)
 
     def place_of(self, inputs_on_gpu: bool) -> bool:
         """Whether an operator's results are on the GPU."""
@@ -255,6 +275,9 @@ class Devices:
             return False
         device = kwargs.get("device")
         if device is None:
+            if self._default and self._target is None and func in self._constructors:
+                with self._making(True):
+                    return func(*args, **kwargs)
             return func(*args, **kwargs)
         on_gpu = self._names_gpu(device)
         with self._making(on_gpu):
@@ -411,6 +434,7 @@ def patch_cuda(torch: Any, gpu: CachingAllocator, name: str) -> Iterator[Any]:
         answers[word] = nothing()
     for word, answer in answers.items():
         yield mock.patch.object(torch.cuda, word, answer)
+    yield mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda *_: False)
     original = torch.amp.autocast_mode.autocast.__init__
 
     def autocast(self: Any, device_type: str, dtype: Any = None, *rest: Any, **more: Any

@@ -15,10 +15,7 @@ from typing import Any
 from memplan.recording.activations import bytes_of, of_storage
 from memplan.recording.cycles import Cycles, cycle_of, place_of, unreachable
 from memplan.recording.references import (
-    GRAPH,
     Root,
-    Way,
-    generalized,
     is_tensor,
     ways,
 )
@@ -87,12 +84,13 @@ def find_holders(
     waiting = {address_of(each): bytes_of(each) for each in _tensors()}
     waiting.pop(0, None)
     seen: set[int] = set()
-    for way in ways(program.groups(lambda: bool(waiting))):
-        address = address_of(way.tensor)
+    for tensor, way in ways(program.groups(lambda: bool(waiting))):
+        address = address_of(tensor)
         if address and address not in seen and len(seen) < MOST_ADDRESSES:
             seen.add(address)
             waiting.pop(address, None)
-            found[_path(way), way.root.place].append(address)
+            name = GRAPH_OF * way.graph + way.path
+            found[name, way.root.place].append(address)
     holders = [
         Held(name, place, lines.adding(_variable(name)), tuple(addresses))
         for (name, place), addresses in _grouped(found).items()
@@ -187,15 +185,6 @@ def _roots(names: dict[str, Any], place: str) -> Iterator[Root]:
             yield Root(name, place, value)
 
 
-def _path(way: Way) -> str:
-    """Its way, as the program would write it, with any index for each of a list's."""
-    edges = way.edges
-    graph = ""
-    if GRAPH in edges:
-        edges, graph = edges[: edges.index(GRAPH)], GRAPH_OF
-    return graph + generalized(way.root.name + "".join(edges))
-
-
 def _grouped(
     found: dict[tuple[str, str], list[int]],
 ) -> dict[tuple[str, str], list[int]]:
@@ -211,5 +200,5 @@ def _grouped(
 
 def _variable(name: str) -> str:
     """The last name before the first index: "cache" of `model.cache[*].keys`."""
-    before = name.removeprefix(GRAPH_OF).split("[*]")[0]
+    before = name.removeprefix(GRAPH_OF).split("[*")[0]
     return re.findall(r"\w+", before)[-1] if before else ""

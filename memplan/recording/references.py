@@ -15,13 +15,14 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from memplan.recording.held import PLAIN
 
-MOST = 500_000  # objects that are looked at
+MOST = 200_000  # objects that are looked into, tensors aside
+MOST_PATH = 200  # characters
 GRAPH = "graph"  # the edge from a tensor to what autograd has saved for it
 # Not the program's: what memplan and torch's own machinery remember.
 _MACHINERY = (
@@ -36,10 +37,14 @@ _OPAQUE = (*PLAIN, types.ModuleType, types.CodeType, types.BuiltinFunctionType, 
 
 # Where torch's modules keep what is an attribute of theirs; an index of a list.
 _REGISTERED = re.compile(r"\._(?:parameters|buffers|modules)\['(\w+)'\]")
-_INDEX = re.compile(r"\[\d+\]")
+_INDEX = re.compile(r"(?:\[\*\]){2,}")
 
 # Python's standard library, and memplan.
 _NOT_PROGRAMS = sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])
+
+_OPAQUE_IDS = frozenset(map(id, _OPAQUE))  # classes may compare as they like
+_BASES = type.__dict__["__mro__"].__get__
+_NAMESPACE = type.__dict__["__dict__"].__get__
 
 Edge = str  # as it is written after what comes before: ".name", "[3]", GRAPH
 
@@ -55,15 +60,26 @@ class Root:
 
 @dataclass(frozen=True)
 class Way:
-    """A tensor, its root, and the edges from there."""
+    """How a tensor is reached: from a root, by a path, as the program would write it
+    with any index for each of a list's. graph: it is saved in the graph of what is
+    there."""
 
-    tensor: Any
     root: Root
-    edges: tuple[Edge, ...]
+    path: str
+    graph: bool = False
+
+    def then(self, edge: Edge) -> Way:
+        """One edge further."""
+        if self.graph or edge == GRAPH:
+            return self if self.graph else replace(self, graph=True)
+        if not edge or len(self.path) > MOST_PATH:
+            return self
+        path = generalized(self.path + edge)
+        return replace(self, path=path if len(path) <= MOST_PATH else f"{path}…")
 
 
-def ways(groups: Iterable[Iterable[Root]]) -> Iterator[Way]:
-    """A shortest way to each tensor that is reached from the roots.
+def ways(groups: Iterable[Iterable[Root]]) -> Iterator[tuple[Any, Way]]:
+    """Each tensor that is reached from the roots, with a shortest way to it.
 
     All that one group reaches comes before the next group is asked for, and what
     autograd has saved after what the group holds otherwise.
@@ -71,39 +87,34 @@ def ways(groups: Iterable[Iterable[Root]]) -> Iterator[Way]:
     walk = _Walk()
     for roots in groups:
         for root in roots:
-            walk.add(root.value, None, root)
+            walk.add(root.value, Way(root, root.name))
         yield from walk.run()
-
-
-@dataclass(frozen=True)
-class _Step:
-    before: _Step | None
-    edge: Edge | Root
 
 
 class _Walk:
     def __init__(self) -> None:
         self._seen: set[int] = set()
-        self._waiting: deque[tuple[Any, _Step]] = deque()
-        self._graphs: deque[tuple[Any, _Step]] = deque()
+        self._waiting: deque[tuple[Any, Way]] = deque()
+        self._graphs: deque[tuple[Any, Way]] = deque()
         # Objects must live while their ids are known.
         self._kept: list[Any] = []
 
-    def add(self, value: Any, before: _Step | None, edge: Edge | Root) -> None:
-        if id(value) in self._seen or len(self._kept) >= MOST or not _leads_on(value):
+    def add(self, value: Any, way: Way) -> None:
+        if len(self._kept) >= MOST and not is_tensor(value):
+            return
+        if id(value) in self._seen or not _leads_on(value):
             return
         self._seen.add(id(value))
         self._kept.append(value)
-        queue = self._graphs if edge == GRAPH else self._waiting
-        queue.append((value, _Step(before, edge)))
+        (self._graphs if way.graph else self._waiting).append((value, way))
 
-    def run(self) -> Iterator[Way]:
+    def run(self) -> Iterator[tuple[Any, Way]]:
         while queue := self._waiting or self._graphs:
-            value, step = queue.popleft()
+            value, way = queue.popleft()
             if is_tensor(value):
-                yield _way(value, step)
+                yield value, way
             for edge, inner in parts_of(value):
-                self.add(inner, step, edge)
+                self.add(inner, way.then(edge))
 
 
 def is_tensor(value: object) -> bool:
@@ -112,18 +123,31 @@ def is_tensor(value: object) -> bool:
 
 
 def generalized(text: str) -> str:
-    """A way as the program would write it, with [*] for the indexes of lists."""
-    return _INDEX.sub("[*]", _REGISTERED.sub(r".\1", text))
+    """A path as the program would write it, with [**] for lists in lists."""
+    return _INDEX.sub("[**]", _REGISTERED.sub(r".\1", text).replace("[**]", "[*][*]"))
 
 
 def _leads_on(value: Any) -> bool:
     kind = type(value)
-    module = kind.__module__
-    machinery = type(module) is str and module.startswith(_MACHINERY)
-    if kind in _OPAQUE or (machinery and not is_tensor(value)):
+    if id(kind) in _OPAQUE_IDS:
         return False
-    defined = issubclass(kind, type | types.FunctionType)
-    return not defined or not _is_of_library(value.__module__)
+    if module_of(kind).startswith(_MACHINERY) and not is_tensor(value):
+        return False
+    if issubclass(kind, type):
+        return not _is_of_library(module_of(value))
+    return kind is not types.FunctionType or not _is_of_library(value.__module__)
+
+
+def module_of(kind: type) -> str:
+    """Where a class is defined, asked of Python itself: a metaclass may answer as it
+    likes."""
+    found = type.__dict__["__module__"].__get__(kind)
+    return found if type(found) is str else ""
+
+
+def kind_name(kind: type) -> str:
+    """The qualified name of a class, asked of Python itself."""
+    return str(type.__dict__["__qualname__"].__get__(kind))
 
 
 @functools.lru_cache(1 << 14)
@@ -141,12 +165,11 @@ def parts_of(value: Any) -> Iterator[tuple[Edge, Any]]:
     kind = type(value)
     if is_tensor(value):
         return _of_tensor(value)
-    node = sys.modules["torch"].autograd.graph.Node
-    if issubclass(kind, node) or hasattr(kind, "next_functions"):
-        return _of_node(value)
     for kinds, parts in _PARTS:
         if issubclass(kind, kinds):
             return parts(value)
+    if any("next_functions" in _NAMESPACE(each) for each in _BASES(kind)):
+        return _of_node(value)
     return _of_object(value)
 
 
@@ -156,6 +179,9 @@ def _of_tensor(tensor: Any) -> Iterator[tuple[Edge, Any]]:
             yield ".grad", tensor.grad
         elif tensor.grad_fn is not None:
             yield GRAPH, tensor.grad_fn
+        if tensor.is_sparse:
+            yield "", tensor._indices()
+            yield "", tensor._values()
     yield from _attributes(tensor)
 
 
@@ -178,13 +204,11 @@ def _of_dict(value: dict[Any, Any]) -> Iterator[tuple[Edge, Any]]:
         yield f"[{_key(key)}]", each
 
 
-def _of_sequence(value: Iterable[Any]) -> Iterator[tuple[Edge, Any]]:
-    for i, each in enumerate(value):
-        yield f"[{i}]", each
-
-
-def _of_set(value: Iterable[Any]) -> Iterator[tuple[Edge, Any]]:
-    for each in value:
+def _of_entries(value: Any) -> Iterator[tuple[Edge, Any]]:
+    """By the container's own way to go through it, not that of a class of the
+    program's."""
+    own = next(kind for kind in _CONTAINERS if issubclass(type(value), kind))
+    for each in own.__iter__(value):
         yield "[*]", each
 
 
@@ -217,7 +241,7 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[Edge, Any]]:
 
 
 def _of_class(kind: type) -> Iterator[tuple[Edge, Any]]:
-    for name, each in vars(kind).items():
+    for name, each in _NAMESPACE(kind).items():
         yield f".{name}", each
 
 
@@ -228,14 +252,14 @@ def _of_object(value: Any) -> Iterator[tuple[Edge, Any]]:
         yield "", value.base  # the tensor whose memory it shows
     for each in gc.get_referents(value):
         # Slots, and what C keeps: without a name. Classes are reached by their own.
-        if each is not own and not isinstance(each, type):
+        if each is not own and not issubclass(type(each), type):
             yield "", each
 
 
+_CONTAINERS: Any = (list, tuple, deque, set, frozenset)
 _PARTS: tuple[tuple[Any, Callable[[Any], Iterator[tuple[Edge, Any]]]], ...] = (
     (dict, _of_dict),
-    ((list, tuple, deque), _of_sequence),
-    ((set, frozenset), _of_set),
+    (_CONTAINERS, _of_entries),
     (types.FunctionType, _of_function),
     (types.FrameType, _of_frame),
     (types.GeneratorType, _of_generator),
@@ -245,26 +269,18 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterator[tuple[Edge, Any]]]], ...] = (
 
 def _attributes(value: Any) -> Iterator[tuple[Edge, Any]]:
     for name, each in _own_dict(value).items():
-        yield f".{name}", each
+        if type(name) is str:
+            yield f".{name}", each
 
 
 def _own_dict(value: Any) -> dict[str, Any]:
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return found if type(found) is dict else {}
+    for kind in _BASES(type(value)):
+        own = _NAMESPACE(kind).get("__dict__")
+        if type(own) is types.GetSetDescriptorType:  # no property of the program's
+            found = own.__get__(value)
+            return found if type(found) is dict else {}
+    return {}
 
 
 def _key(key: object) -> str:
     return repr(key) if type(key) is str and len(key) <= 40 else "*"
-
-
-def _way(tensor: Any, step: _Step) -> Way:
-    edges: list[Edge] = []
-    at: _Step | None = step
-    while at is not None and isinstance(at.edge, str):
-        edges.append(at.edge)
-        at = at.before
-    assert at is not None and isinstance(at.edge, Root)
-    return Way(tensor, at.edge, tuple(reversed(edges)))

@@ -12,6 +12,7 @@ from memplan.recording.boundary import named_parts, step
 from memplan.recording.fake_device import GPUS, fake_device
 from memplan.recording.held import tensors_in
 from memplan.recording.record import record
+from memplan.recording.shim import require_torch
 from memplan.reporting.stats import Stats, summarize
 from memplan.scratch import scratch_folder
 from memplan.text import facts_html
@@ -87,13 +88,15 @@ def estimate(
     UsageError for unknown devices, RecordError where fake tensors cannot follow the
     model, and what the model raises.
     """
-    import torch
-
+    torch = require_torch("estimating")
     whole, capacity = _device(device)
     on_gpu = whole != "fake"
     place = "cuda" if on_gpu else "cpu"
     if not callable(model):
         raise expected("a module or a function that makes one", model)
+    for given, what in ((optimizer, "an optimizer's class"), (loss, "a loss")):
+        if given is not None and not callable(given):
+            raise expected(f"{what} or a function for it", given)
     with scratch_folder("memplan-estimate-") as folder:
         path = folder / "trace.parquet"
         with record(path, device=whole, steps="all") as recording:
@@ -107,6 +110,8 @@ def estimate(
 
 def _device(name: str) -> tuple[str, int | None]:
     """The device to record, without a limit, and its bytes."""
+    if not isinstance(name, str):
+        raise expected("a device's name", name)
     if name in ("cpu", "cuda"):
         return {"cpu": "fake", "cuda": "fake:cuda"}[name], None
     if name.lower() not in GPUS and not name[:1].isdigit():

@@ -154,3 +154,20 @@ def test_after_the_recording_nothing_watches(tmp_path: Path) -> None:
 
     assert not optimizer._global_optimizer_pre_hooks
     assert not optimizer._global_optimizer_post_hooks
+
+
+def test_the_default_device_may_be_the_simulated_gpu(tmp_path: Path) -> None:
+    def program() -> None:
+        torch.set_default_device("cuda")
+        model = torch.nn.Sequential(torch.nn.Linear(300, 800), torch.nn.Dropout(0.1))
+        assert torch.get_default_device().type == "cuda"
+        for _ in range(3):
+            memplan.step()
+            assert model(torch.randn(64, 300).uniform_()).device.type == "cuda"
+        torch.set_default_device(None)
+        assert torch.randn(3).device.type == "cpu"
+
+    trace = recorded(program, tmp_path / "gpu.parquet", "fake:cuda")
+    categories = attributed(trace, "peak")[1]
+    assert categories[Category.PARAMETERS] >= 300 * 800 * 4
+    assert torch.get_default_device().type == "cpu"

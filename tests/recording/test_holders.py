@@ -237,32 +237,99 @@ def test_a_program_without_leaks_or_cycles_has_none(tmp_path: Path) -> None:
     assert found.cycles is None
 
 
-def test_reading_objects_runs_nothing_of_the_programs(tmp_path: Path) -> None:
-    class Trap:
-        def __init__(self) -> None:
-            self.tensor = torch.rand(64, 100)
-
-        @property
-        def other(self) -> Any:
-            raise AssertionError
-
-        def __getattr__(self, name: str) -> Any:
+class Hostile(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__module__", "__dict__"):
             raise AssertionError(name)
+        return super().__getattribute__(name)
 
-        def __eq__(self, other: object) -> bool:
-            raise AssertionError
+    def __eq__(cls, other: object) -> bool:
+        raise AssertionError
 
-        __hash__ = None  # type: ignore[assignment]
+    __hash__ = type.__hash__
 
+
+class Trap(metaclass=Hostile):
+    def __init__(self) -> None:
+        self.tensor = torch.rand(64, 100)
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        raise AssertionError
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Silent(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError
+
+
+def test_reading_objects_runs_nothing_of_the_programs(tmp_path: Path) -> None:
     trap = Trap()
     listed.append(trap)
+    Store.shared.append(Silent([torch.rand(30, 30)]))
     try:
-        found = recorded(tmp_path / "t.parquet", lambda i: trap.tensor.sum())
+        found = recorded(tmp_path / "t.parquet", lambda i: torch.rand(10).sum())
+        with memplan.record(tmp_path / "u.parquet", steps="all") as recording:
+            object.__setattr__(trap, "tensor", torch.rand(64, 100))
+            list.__setitem__(Store.shared[0], 0, torch.rand(30, 30))
+        names = {each.name for each in recording.trace.info.holders}
     finally:
         let_go()
-    holders = found.trace.info.holders
-    assert holders  # and no note that something raised
-    assert not [each for each in holders if each.name == "trap.other"]
+    assert not recording.notes
+    assert names >= {"trap", "Store.shared[**]"}
+    assert found.leak is None
+
+
+def held_by(recording: Any) -> dict[str, int]:
+    return {each.name: len(each.addresses) for each in recording.trace.info.holders}
+
+
+def test_what_lies_deep_is_found(tmp_path: Path) -> None:
+    inner: list[Any] = []
+    outer = inner
+    for _ in range(50_000):
+        outer = [outer]
+    graph = torch.rand(30, requires_grad=True)
+    with memplan.record(tmp_path / "t.parquet", steps="all") as recording:
+        inner.append(torch.rand(64, 100))
+        for _ in range(3_000):
+            graph = torch.tanh(graph)
+        del inner
+    held = held_by(recording)
+    assert held["outer[**]"] == 1
+    assert held["graph of graph"] >= 2_999
+    while outer:  # freeing it would be as deep
+        outer = outer[0] if isinstance(outer[0], list) else []
+
+
+def test_what_lies_among_many_objects_is_found(tmp_path: Path) -> None:
+    listed.append([(i,) for i in range(300_000)])
+    try:
+        with memplan.record(tmp_path / "t.parquet", steps="all") as recording:
+            queue.append(torch.rand(50, 50))
+    finally:
+        let_go()
+    assert held_by(recording)["queue[*]"] == 1
+
+
+@pytest.mark.usefixtures("no_garbage")
+def test_a_whole_collection_names_young_cycles(tmp_path: Path) -> None:
+    def step(number: int) -> None:
+        tree()
+        if number % 4 == 3:
+            gc.collect()
+
+    found = recorded(tmp_path / "t.parquet", step)
+    assert found.cycles is not None
+    assert found.cycles.shares[0].cycle == CYCLES[tree]
 
 
 LEAKING = """\

@@ -155,6 +155,10 @@ def test_what_cannot_be_estimated_is_refused() -> None:
         memplan.estimate(lambda: 3, given)
     with pytest.raises(TypeError, match="expected a module"):
         memplan.estimate(3, given)
+    with pytest.raises(TypeError, match="expected an optimizer's class or a function"):
+        memplan.estimate(model, given, optimizer="adamw")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected a device's name, not int"):
+        memplan.estimate(model, given, device=1 << 30)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="give loss"):
         memplan.estimate(
             nn.Sequential(model.requires_grad_(False)),
