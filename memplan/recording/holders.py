@@ -84,7 +84,11 @@ def find_holders(
     waiting = {address_of(each): bytes_of(each) for each in _tensors()}
     waiting.pop(0, None)
     seen: set[int] = set()
-    for tensor, way in ways(program.groups(lambda: bool(waiting))):
+
+    def many() -> bool:  # few bytes are not worth a look at all objects
+        return sum(waiting.values()) >= LEAST_BYTES
+
+    for tensor, way in ways(program.groups(many)):
         address = address_of(tensor)
         if address and address not in seen and len(seen) < MOST_ADDRESSES:
             seen.add(address)
@@ -95,7 +99,9 @@ def find_holders(
         Held(name, place, lines.adding(_variable(name)), tuple(addresses))
         for (name, place), addresses in _grouped(found).items()
     ]
-    return (*holders, *_not_collected(waiting, address_of, lines))
+    if many():
+        holders += _not_collected(waiting, address_of, lines)
+    return tuple(holders)
 
 
 def _not_collected(
@@ -103,10 +109,8 @@ def _not_collected(
 ) -> Iterator[Held]:
     """Tensors that no variable reaches, in cycles that Python has not collected yet.
 
-    waiting: their bytes, by address; few are not worth a look at all objects.
+    waiting: their bytes, by address.
     """
-    if sum(waiting.values()) < LEAST_BYTES:
-        return
     garbage = unreachable(gc.get_objects())
     addresses = {address_of(each) for each in garbage if is_tensor(each)}
     addresses &= waiting.keys()
@@ -119,7 +123,11 @@ def _not_collected(
 
 
 def _tensors() -> list[Any]:
-    return [each for each in gc.get_objects() if is_tensor(each)]
+    objects = gc.get_objects()
+    tensor = sys.modules["torch"].Tensor
+    every = {id(type(each)): type(each) for each in objects}
+    kinds = {name for name, kind in every.items() if issubclass(kind, tensor)}
+    return [each for each in objects if id(type(each)) in kinds]
 
 
 class Variables:
