@@ -180,7 +180,9 @@ CYCLES = {
 def no_garbage() -> Iterator[None]:
     gc.collect()
     gc.freeze()  # so that the runs of the collector are short
+    gc.disable()  # and only those that are asked for
     yield
+    gc.enable()
     gc.unfreeze()
 
 
