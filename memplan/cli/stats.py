@@ -141,11 +141,10 @@ def _show_cycles(found: Collected | None, most: int) -> None:
 
 def _check_kind(found: Stats, kind: By) -> None:
     """Raise UsageError where the trace cannot tell what buffers are summed by."""
-    info = found.trace.info
-    if kind == "holder" and not info.holders and info.stacks == "none":
+    if kind == "holder" and not found.trace.info.holders:
         raise UsageError(
-            "--by holder: the trace does not say what holds its buffers; record the "
-            "program again, without --stacks none"
+            "--by holder: the trace names no holders; a recording without --stacks none "
+            "does, if variables hold tensors when it ends"
         )
     if kind == "step" and not found.trace.info.history:
         raise UsageError(f"--by step: {NO_HISTORY}; choose another --by")
