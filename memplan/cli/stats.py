@@ -143,8 +143,8 @@ def _check_kind(found: Stats, kind: By) -> None:
     """Raise UsageError where the trace cannot tell what buffers are summed by."""
     if kind == "holder" and not found.trace.info.holders:
         raise UsageError(
-            "--by holder: the trace names no holders; a recording without --stacks none "
-            "does, if variables hold tensors when it ends"
+            "--by holder: the trace names no holders; a recording without --stacks "
+            "none does, if variables hold tensors when it ends"
         )
     if kind == "step" and not found.trace.info.history:
         raise UsageError(f"--by step: {NO_HISTORY}; choose another --by")
