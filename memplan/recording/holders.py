@@ -145,7 +145,7 @@ class Variables:
         self._running = frames
         named = [vars(module)["__file__"] for module in self._own]
         running = [frame.f_code.co_filename for frame in frames]
-        self.files = list(dict.fromkeys([*named, *running]))
+        self.files = list(dict.fromkeys([*running, *named]))  # what runs comes first
 
     def _is_others(self, file: str) -> bool:
         return "-packages" in file or self._is_foreign(file)
