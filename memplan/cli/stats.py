@@ -89,6 +89,8 @@ def command(
         return
     if ray is not None:
         raise UsageError("--ray is for many traces; leave it out")
+    if cycles:
+        arguments.refuse(_OF_ONE, "for the table of what is live; leave --cycles out")
     given = arguments.trace_or_plan(paths[0], device)
     if isinstance(given, Plan):
         arguments.refuse(

@@ -10,6 +10,7 @@ processor's.
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
 import threading
@@ -42,6 +43,7 @@ class Cycles:
     def __init__(self, events: Callable[[], int]) -> None:
         """events: how many are recorded; a collection without any is not noted."""
         self._events = events
+        self._process = os.getpid()  # a forked child is not recorded
         self._before = 0
         self._found: list[tuple[int, int, int, str]] = []
         self._began = 0
@@ -69,6 +71,8 @@ class Cycles:
         )
 
     def _called(self, phase: str, info: dict[str, int]) -> None:
+        if os.getpid() != self._process:
+            return
         if phase == "start":
             begin = time.thread_time()
             self._cycle = ""
@@ -128,8 +132,8 @@ def cycle_of(garbage: list[Any]) -> str:
     if not any(map(is_tensor, garbage)):
         return ""
     inside = {id(each) for each in garbage}
-    for begin in sorted(_leading_to_tensors(garbage), key=_unnamed)[:_TRIED]:
-        edges = _round(begin, inside)
+    for begin in sorted(_leading_to_tensors(garbage), key=_rank)[:_TRIED]:
+        edges = _cycle_through(begin, inside)
         if edges:
             return _named(begin) + generalized(edges)
     return ""
@@ -151,9 +155,9 @@ def _leading_to_tensors(garbage: list[Any]) -> list[Any]:
     return [each for each in garbage if id(each) in found]
 
 
-def _round(begin: Any, inside: set[int]) -> str:
-    """The edges of a shortest way from an object back to it; "" if there is none, or no
-    tensor is reached."""
+def _cycle_through(begin: Any, inside: set[int]) -> str:
+    """The edges of a shortest path from an object back to it; "" if there is none, or
+    no tensor is reached."""
     edges, tensors, seen = "", False, {id(begin)}
     waiting: deque[tuple[Any, str]] = deque([(begin, "")])
     while waiting and len(seen) < _ROUND:
@@ -168,7 +172,7 @@ def _round(begin: Any, inside: set[int]) -> str:
     return edges if tensors else ""
 
 
-def _unnamed(value: object) -> int:
+def _rank(value: object) -> int:
     """Less for what a reader knows better."""
     kind = type(value)
     if issubclass(kind, type) or is_tensor(value):

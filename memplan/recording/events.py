@@ -67,7 +67,6 @@ class Events:
             Activations(storage_address, fake=False) if options.activations else None
         )
         self._watch = HolderWatch(storage_address, _alloc.recorded_events)
-        self._fault = ""  # why the holders were not found
         self._fake_mode = ""  # where the program made one
         self._patches = contextlib.ExitStack()
         # At the first boundary: what sites count, and nanoseconds, wall's and CPU's.
@@ -135,21 +134,19 @@ class Events:
 
     def discard(self) -> None:
         """Stop and delete the journal."""
-        self._stop(Mark.NONE)
+        self._stop(Mark.NONE, complete=False)
         _alloc.say_nothing_on_termination()
         self._journal.unlink(missing_ok=True)
 
     def notes(self) -> list[str]:
         """What the trace does not cover."""
-        notes = []
+        notes = self._watch.notes()
         if self._fake_mode:
             notes.append(
                 f"the program uses FakeTensorMode ({self._fake_mode}): its fake "
                 "tensors hold no memory and are not in the trace; --device fake "
                 "records what they would hold"
             )
-        if self._fault:
-            notes.append(f"who holds what is alive was not found: {self._fault}")
         if self._sites_share > NOTED_SHARE:
             notes.append(
                 f"recording call sites added about {self._sites_share:.0%} to a step's "
@@ -174,11 +171,15 @@ class Events:
     def close(self) -> None:
         """Call this after the program has ended."""
         self._patches.close()
+        self._watch.close()
         if self._sites is not None:
             self._sites.close()
 
-    def _stop(self, mark: Mark) -> tuple[int, int, int]:
-        """The errno that stopped the writing, or 0; events seen, and written."""
+    def _stop(self, mark: Mark, complete: bool = True) -> tuple[int, int, int]:
+        """The errno that stopped the writing, or 0; events seen, and written.
+
+        complete: whether a trace is made of them.
+        """
         if self._activations is not None:
             self._activations.stop()
         self._patches.close()
@@ -186,7 +187,7 @@ class Events:
         if self._sites is not None:
             self._sites.stop()
         missed = self._observer.stop() if self._observer is not None else 0
-        info = self._metadata(mark, complete=True)
+        info = self._metadata(mark, complete)
         error, seen, written = _alloc.stop_recording(info)
         return error, seen + missed, written
 
@@ -247,9 +248,7 @@ class Events:
         if complete and self._cpu:
             info = replace(info, used_bytes=used_bytes())
         if complete and self._sites is not None:
-            found = self._watch.stop(self._sites.is_foreign)
-            self._fault = found.fault
-            info = replace(info, holders=found.holders, collections=found.collections)
+            info = self._watch.noted(info)
         info = self._options.about(sys.modules["torch"], info)
         noted = self._activations if complete else None
         calls = None if noted is None else noted.result()

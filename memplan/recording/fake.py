@@ -74,7 +74,6 @@ class FakeEvents:
         self._ledger = FakeLedger(gpu, where)
         self._values = StandIns("")
         self._watch = HolderWatch(self._ledger.address, self._ledger.__len__)
-        self._fault = ""  # why the holders were not found
         self._activations = (
             Activations(self._ledger.address, fake=True)
             if options.activations
@@ -137,10 +136,7 @@ class FakeEvents:
             stacks=self._options.stacks,
         )
         if self._sites is not None:
-            began = self._ledger.began_ns
-            found = self._watch.stop(self._sites.is_foreign, began)
-            self._fault = found.fault
-            info = replace(info, holders=found.holders, collections=found.collections)
+            info = self._watch.noted(info, self._ledger.began_ns)
         info = self._options.about(sys.modules["torch"], info)
         info = replace(info, producer=f"{info.producer}, of fake tensors")
         stacks = self._sites.table if self._sites is not None else StackTable()
@@ -151,6 +147,7 @@ class FakeEvents:
 
     def close(self) -> None:
         """Restore real tensors; does nothing if not started."""
+        self._watch.close()
         if self._sites is not None:
             self._sites.close()
         self._context.close()
@@ -160,9 +157,7 @@ class FakeEvents:
 
     def notes(self) -> list[str]:
         """The assumptions of the recording, and what it could not see."""
-        notes = self._values.notes()
-        if self._fault:
-            notes.append(f"who holds what is alive was not found: {self._fault}")
+        notes = self._values.notes() + self._watch.notes()
         gpu = self._ledger.gpu
         if gpu is not None:
             limit = "" if gpu.capacity is None else f" of {gpu.capacity:,}"

@@ -244,20 +244,20 @@ class Devices:
 
             self._gpu = torch.device("cuda", 0)
             self._constructors = _device_constructors()
+            self._torchs_set_default = torch.set_default_device
+            self._torchs_default = torch.get_default_device
 
     def set_default(self, device: Any) -> None:
         """`torch.set_default_device` of a program that has a GPU."""
         self._default = device is not None and self._names_gpu(device)
-        self._set_default(None if self._default else device)
+        self._torchs_set_default(None if self._default else device)
 
     def default(self) -> Any:
         """`torch.get_default_device` of such a program."""
-        return self._gpu if self._default else self._get_default()
+        return self._gpu if self._default else self._torchs_default()
 
     def patch_defaults(self) -> Iterator[Any]:
         """Patches of the functions that set and tell the default device."""
-        self._set_default = self.torch.set_default_device
-        self._get_default = self.torch.get_default_device
         yield mock.patch.object(self.torch, "set_default_device", self.set_default)
         yield mock.patch.object(self.torch, "get_default_device", self.default)
 

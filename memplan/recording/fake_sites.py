@@ -6,25 +6,18 @@ every request passes through Python, and so do the labels.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 from memplan.recording import target
 from memplan.recording.activations import CallWrapper
-from memplan.recording.boundary import named_parts
-from memplan.recording.held import tensors_in
-from memplan.recording.sites import (
-    foreign_files,
-    in_backward,
-    operator_at,
-    parameters_in,
-    parameters_of,
-    unseen,
-)
+from memplan.recording.labels import Labels, parameters_in, parameters_of
+from memplan.recording.sites import foreign_files, in_backward, operator_at
 from memplan.trace.stacks import NO_STACK, Frame, Origin, Phase, StackTable
 from memplan.trace.trace import Category
 
@@ -44,15 +37,12 @@ class FakeSites:
         tensor, what it holds, and the index of a stack with its module."""
         self.table = StackTable()
         self._whole, self._label = whole, label
-        self._foreign: tuple[str, ...] = ()
         self._hidden: tuple[str, ...] = (_OWN,)
         self._engine = ""
         self._wrapper = CallWrapper(self._called)
         self._handles: list[Any] = []
         self._names: dict[int, tuple[weakref.ref[Any], str]] = {}  # by id of a module
-        self._roots: dict[int, weakref.ref[Any]] = {}
-        self._owners: dict[int, int] = {}  # stacks, by id of a parameter
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._labels = Labels(self._name_module, self._label_all, NO_STACK)
         self._modules: list[str] = []  # that run, the innermost last
         self._stepping = False
         self._outside = 0  # modules that ran when the step began
@@ -73,7 +63,6 @@ class FakeSites:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         folder = Path(torch.__file__).parent
-        self._foreign = tuple(foreign_files(folder))
         # These call a mode's own functions.
         wrappers = "_compile.py", "_dynamo/eval_frame.py"
         self._hidden = (_OWN, *(str(folder / each) for each in wrappers))
@@ -86,24 +75,13 @@ class FakeSites:
         if not self._wrapper.running:
             return
         self._wrapper.stop()
-        for ref in self._optimizers.values():
-            if (optimizer := ref()) is not None:
-                self._label_state(optimizer)
-                self._label_gradients(parameters_of(optimizer))
-        for ref in self._roots.values():
-            if (root := ref()) is not None:
-                self._label_parameters(parameters_in(root))
-                self._label_gradients(parameters_in(root))
+        self._labels.all()
 
     def close(self) -> None:
         """Remove the hooks of optimizers."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-    def is_foreign(self, file: str) -> bool:
-        """Whether a file is not the program's."""
-        return file.startswith(self._foreign)
 
     # -- requests ----------------------------------------------------------------
 
@@ -134,7 +112,7 @@ class FakeSites:
             file = frame.f_code.co_filename
             if not file.startswith(self._hidden):
                 place = place or (frame.f_code, frame.f_lasti)
-                users = not file.startswith(self._foreign)
+                users = not file.startswith(foreign_files())
                 if not (found or users or in_engine):
                     in_engine = file.startswith(self._engine) and in_backward()
                 found = found or users
@@ -195,7 +173,7 @@ class FakeSites:
         new = outermost and name is None
         held: list[Any] = []
         if new:
-            held = self._meet(module)
+            held = self._labels.meet(module)
             name = self._name(module)
         self._modules.append(name or "")
         try:
@@ -203,65 +181,38 @@ class FakeSites:
         finally:
             self._modules.pop()
             # Not before: the call may begin a step, to which the labels belong.
-            self._label_parameters(held)
+            self._labels.parameters(held)
             if outermost and not (in_backward() and not new):
                 self._left(module, (args, kwargs))
 
     def _left(self, module: Any, arguments: object) -> None:
         """The outermost module was called, and not to make a call again, which is given
         activations."""
-        if self._wait and not self._optimizers:
+        if self._wait and not self._labels.has_optimizers:
             self._wait = False
-            self._label_gradients(parameters_in(module))
-        for tensor in tensors_in(arguments):
-            self._label(tensor, Category.INPUTS, NO_STACK)
+            self._labels.gradients(parameters_in(module))
+        self._labels.inputs(arguments)
 
     def _name(self, module: Any) -> str | None:
         ref, name = self._names.get(id(module), (None, None))
         return name if ref is not None and ref() is module else None
 
-    def _meet(self, root: Any) -> list[Any]:
-        """Name an outermost module and its parts; returns their tensors."""
-        self._roots[id(root)] = weakref.ref(root)
-        owners: dict[int, int] = {}  # of parameters: the first of those that share one
-        held: list[Any] = []
-        for path, part in named_parts(root):
-            name = path or type(root).__name__
-            self._names[id(part)] = weakref.ref(part), name
-            index = self.table.intern((), Origin(name))
-            for each in (*part._parameters.values(), *part._buffers.values()):
-                if each is not None:
-                    owners.setdefault(id(each), index)
-                    held.append(each)
-        self._owners.update(owners)
-        return held
+    def _name_module(self, name: str, part: Any) -> int:
+        self._names[id(part)] = weakref.ref(part), name
+        return self.table.intern((), Origin(name))
 
     def _begins(self, optimizer: Any, *_: object) -> None:
-        self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
-        self._label_parameters(parameters_of(optimizer))
-        self._label_gradients(parameters_of(optimizer))
+        self._labels.meet_optimizer(optimizer)
+        self._labels.gradients(parameters_of(optimizer))
         self._stepping, self._outside = True, len(self._modules)
         self._sequence = sys.modules["torch"].autograd._get_sequence_nr()
 
     def _stepped(self, optimizer: Any, *_: object) -> None:
         self._stepping = False
-        self._label_state(optimizer)
+        self._labels.state(optimizer)
 
-    def _label_parameters(self, parameters: Iterable[Any]) -> None:
-        for each in parameters:
-            owner = self._owners.get(id(each), NO_STACK)
-            self._label(each, Category.PARAMETERS, owner)
-
-    def _label_gradients(self, parameters: Iterable[Any]) -> None:
-        with unseen():
-            # PyTorch warns of the others: functional_call puts such in their place.
-            gradients = [each.grad for each in parameters if each.is_leaf]
-        for each in gradients:
-            if each is not None:
-                self._label(each, Category.GRADIENTS, NO_STACK)
-
-    def _label_state(self, optimizer: Any) -> None:
-        for parameter, state in optimizer.state.items():
-            owner = self._owners.get(id(parameter), NO_STACK)
-            for each in tensors_in(state):
-                self._label(each, Category.OPTIMIZER_STATE, owner)
+    def _label_all(
+        self, tensors: Sequence[Any], category: Category, stacks: Sequence[int]
+    ) -> None:
+        for tensor, stack in itertools.zip_longest(tensors, stacks, fillvalue=NO_STACK):
+            self._label(tensor, category, stack)

@@ -8,36 +8,21 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from types import FrameType, ModuleType
 from typing import Any
 
 from memplan.recording.activations import bytes_of, of_storage
 from memplan.recording.cycles import Cycles, cycle_of, place_of, unreachable
-from memplan.recording.references import (
-    Root,
-    is_tensor,
-    ways,
-)
+from memplan.recording.references import Root, is_library, is_tensor, tensor_paths
 from memplan.recording.source import Lines
-from memplan.trace.holders import GRAPH_OF, Collection, Held
+from memplan.trace.holders import GRAPH_OF, Held
+from memplan.trace.trace import TraceInfo
 
 MOST_ADDRESSES = 1 << 16
 LEAST_BYTES = 1 << 20
 _KEY = re.compile(r"\['[^']*'\]")
 MOST_KEYS = 4  # of a dict that are named
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What holds tensors when a recording ends, and what did not let them go.
-
-    fault: why that was not found, "" if it was.
-    """
-
-    holders: tuple[Held, ...] = ()
-    collections: tuple[Collection, ...] = ()
-    fault: str = ""
 
 
 class HolderWatch:
@@ -50,23 +35,34 @@ class HolderWatch:
         """address_of: of a storage, 0 if it is not recorded. events: recorded yet."""
         self._address_of = address_of
         self._cycles = Cycles(events)
+        self._fault = ""
 
     def start(self) -> None:
         """Begin."""
         self._cycles.start()
 
-    def stop(self, is_foreign: Callable[[str], bool], since_ns: int = 0) -> Findings:
-        """End. is_foreign: whether a file is not the program's. since_ns: monotonic ns
-        where the trace's clock reads 0."""
+    def close(self) -> None:
+        """End; does nothing the second time."""
         self._cycles.stop()
+
+    def noted(self, info: TraceInfo, since_ns: int = 0) -> TraceInfo:
+        """End; returns `info` with what was found. since_ns: monotonic ns where the
+        trace's clock reads 0."""
+        self.close()
         try:
-            program = Variables(is_foreign)
+            program = Variables()
             lines = Lines(program.files)
             holders = find_holders(self._address, program, lines)
             collections = self._cycles.result(lines, since_ns)
-            return Findings(holders, collections, self._cycles.fault)
         except Exception as error:  # an object of the program's that cannot be read
-            return Findings(fault=f"{type(error).__name__}: {error}")
+            self._fault = f"{type(error).__name__}: {error}"
+            return info
+        return replace(info, holders=holders, collections=collections)
+
+    def notes(self) -> list[str]:
+        """What was not found, and why."""
+        fault = self._fault or self._cycles.fault
+        return [f"who holds what is alive was not found: {fault}"] if fault else []
 
     def _address(self, tensor: Any) -> int:
         return of_storage(tensor, self._address_of)
@@ -88,13 +84,13 @@ def find_holders(
     def many() -> bool:  # few bytes are not worth a look at all objects
         return sum(waiting.values()) >= LEAST_BYTES
 
-    for tensor, way in ways(program.groups(many)):
+    for tensor, path in tensor_paths(program.groups(many)):
         address = address_of(tensor)
         if address and address not in seen and len(seen) < MOST_ADDRESSES:
             seen.add(address)
             waiting.pop(address, None)
-            name = GRAPH_OF * way.graph + way.path
-            found[name, way.root.place].append(address)
+            name = GRAPH_OF * path.graph + path.text
+            found[name, path.root.place].append(address)
     holders = [
         Held(name, place, lines.adding(_variable(name)), tuple(addresses))
         for (name, place), addresses in _grouped(found).items()
@@ -133,12 +129,11 @@ def _tensors() -> list[Any]:
 class Variables:
     """The variables of a program, and its files."""
 
-    def __init__(self, is_foreign: Callable[[str], bool]) -> None:
-        self._is_foreign = is_foreign
+    def __init__(self) -> None:
         modules = [m for m in list(sys.modules.values()) if type(m) is ModuleType]
         files = [(module, vars(module).get("__file__")) for module in modules]
         known = [(module, file) for module, file in files if isinstance(file, str)]
-        self._own = [m for m, file in known if not self._is_others(file)]
+        self._own = [m for m, file in known if not is_library(file)]
         self._own.sort(key=lambda module: module.__name__ != "__main__")
         self._other = [m for m in modules if m not in self._own]
         frames = list(self._frames())
@@ -147,15 +142,12 @@ class Variables:
         running = [frame.f_code.co_filename for frame in frames]
         self.files = list(dict.fromkeys([*running, *named]))  # what runs comes first
 
-    def _is_others(self, file: str) -> bool:
-        return "-packages" in file or self._is_foreign(file)
-
     def _frames(self) -> Iterator[FrameType]:
         """The frames of the program's functions that run, in all threads."""
         for innermost in list(sys._current_frames().values()):
             frame: FrameType | None = innermost
             while frame is not None:
-                if not self._is_others(frame.f_code.co_filename):
+                if not is_library(frame.f_code.co_filename):
                     yield frame
                 frame = frame.f_back
 

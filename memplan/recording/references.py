@@ -11,18 +11,17 @@ import functools
 import gc
 import re
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from memplan.recording.held import PLAIN
+from memplan.recording.sites import foreign_files
 
 MOST = 200_000  # objects that are looked into, tensors aside
-MOST_PATH = 200  # characters
+MOST_TEXT = 200  # characters of a path
 GRAPH = "graph"  # the edge from a tensor to what autograd has saved for it
 # Not the program's: what memplan and torch's own machinery remember.
 _MACHINERY = (
@@ -38,9 +37,6 @@ _OPAQUE = (*PLAIN, types.ModuleType, types.CodeType, types.BuiltinFunctionType, 
 # Where torch's modules keep what is an attribute of theirs; an index of a list.
 _REGISTERED = re.compile(r"\._(?:parameters|buffers|modules)\['(\w+)'\]")
 _INDEX = re.compile(r"(?:\[\*\]){2,}")
-
-# Python's standard library, and memplan.
-_NOT_PROGRAMS = sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])
 
 _OPAQUE_IDS = frozenset(map(id, _OPAQUE))  # classes may compare as they like
 _BASES = type.__dict__["__mro__"].__get__
@@ -59,27 +55,29 @@ class Root:
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a tensor is reached: from a root, by a path, as the program would write it
-    with any index for each of a list's. graph: it is saved in the graph of what is
-    there."""
+class TensorPath:
+    """A shortest path of references from a root to a tensor.
+
+    text: as the program would write it, with any index for each of a list's. graph: the
+    tensor is saved in autograd's graph of what is there.
+    """
 
     root: Root
-    path: str
+    text: str
     graph: bool = False
 
-    def then(self, edge: Edge) -> Way:
+    def then(self, edge: Edge) -> TensorPath:
         """One edge further."""
         if self.graph or edge == GRAPH:
             return self if self.graph else replace(self, graph=True)
-        if not edge or len(self.path) > MOST_PATH:
+        if not edge or len(self.text) > MOST_TEXT:
             return self
-        path = generalized(self.path + edge)
-        return replace(self, path=path if len(path) <= MOST_PATH else f"{path}…")
+        text = generalized(self.text + edge)
+        return replace(self, text=text if len(text) <= MOST_TEXT else f"{text}…")
 
 
-def ways(groups: Iterable[Iterable[Root]]) -> Iterator[tuple[Any, Way]]:
-    """Each tensor that is reached from the roots, with a shortest way to it.
+def tensor_paths(groups: Iterable[Iterable[Root]]) -> Iterator[tuple[Any, TensorPath]]:
+    """Each tensor that is reached from the roots, with a shortest path to it.
 
     All that one group reaches comes before the next group is asked for, and what
     autograd has saved after what the group holds otherwise.
@@ -87,34 +85,38 @@ def ways(groups: Iterable[Iterable[Root]]) -> Iterator[tuple[Any, Way]]:
     walk = _Walk()
     for roots in groups:
         for root in roots:
-            walk.add(root.value, Way(root, root.name))
+            if walk.takes(root.value):
+                walk.add(root.value, TensorPath(root, root.name))
         yield from walk.run()
 
 
 class _Walk:
     def __init__(self) -> None:
         self._seen: set[int] = set()
-        self._waiting: deque[tuple[Any, Way]] = deque()
-        self._graphs: deque[tuple[Any, Way]] = deque()
+        self._waiting: deque[tuple[Any, TensorPath]] = deque()
+        self._graphs: deque[tuple[Any, TensorPath]] = deque()
         # Objects must live while their ids are known.
         self._kept: list[Any] = []
 
-    def add(self, value: Any, way: Way) -> None:
+    def takes(self, value: Any) -> bool:
+        """Whether it is to be looked into."""
         if len(self._kept) >= MOST and not is_tensor(value):
-            return
-        if id(value) in self._seen or not _leads_on(value):
-            return
+            return False
+        return id(value) not in self._seen and _leads_on(value)
+
+    def add(self, value: Any, path: TensorPath) -> None:
         self._seen.add(id(value))
         self._kept.append(value)
-        (self._graphs if way.graph else self._waiting).append((value, way))
+        (self._graphs if path.graph else self._waiting).append((value, path))
 
-    def run(self) -> Iterator[tuple[Any, Way]]:
+    def run(self) -> Iterator[tuple[Any, TensorPath]]:
         while queue := self._waiting or self._graphs:
-            value, way = queue.popleft()
+            value, path = queue.popleft()
             if is_tensor(value):
-                yield value, way
+                yield value, path
             for edge, inner in parts_of(value):
-                self.add(inner, way.then(edge))
+                if self.takes(inner):
+                    self.add(inner, path.then(edge))
 
 
 def is_tensor(value: object) -> bool:
@@ -150,6 +152,11 @@ def kind_name(kind: type) -> str:
     return str(type.__dict__["__qualname__"].__get__(kind))
 
 
+def is_library(file: str) -> bool:
+    """Whether a file is PyTorch's, Python's, memplan's or of an installed package."""
+    return "-packages" in file or file.startswith(foreign_files())
+
+
 @functools.lru_cache(1 << 14)
 def _is_of_library(module: object) -> bool:
     """Whether what is defined in a module is no code of the program's."""
@@ -157,7 +164,7 @@ def _is_of_library(module: object) -> bool:
     file = getattr(found, "__file__", None)
     if not isinstance(file, str):
         return module != "__main__"
-    return "-packages" in file or file.startswith(_NOT_PROGRAMS)
+    return is_library(file)
 
 
 def parts_of(value: Any) -> Iterator[tuple[Edge, Any]]:

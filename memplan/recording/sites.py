@@ -8,16 +8,15 @@ and inputs.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dis
-import itertools
+import functools
 import linecache
 import os
 import sys
 import sysconfig
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -25,9 +24,8 @@ from typing import Any
 import memplan.version
 from memplan.native import _alloc
 from memplan.recording import target
-from memplan.recording.boundary import named_parts
 from memplan.recording.cuda_observer import CudaObserver
-from memplan.recording.held import tensors_in
+from memplan.recording.labels import Labels, parameters_in, parameters_of, unseen
 from memplan.trace.sites import NO_FILES
 from memplan.trace.trace import Category
 
@@ -52,15 +50,11 @@ class Sites:
         record the CPU's blocks; observer: CUDA's, once it has begun."""
         self._depth = depth
         self._cpu, self._observer = cpu, observer
-        self._foreign: tuple[str, ...] = ()
         self._handles: list[Any] = []
         self._after: Any = None
         self._watched: Any = None  # the method through which modules are called
-        # By id of a parameter, the recorder's number of its module.
-        self._numbers: dict[int, int] = {}
-        self._roots: dict[int, weakref.ref[Any]] = {}
+        self._labels = Labels(self._name_module, _label, 0)
         self._parts: dict[int, weakref.ref[Any]] = {}  # of roots that were met
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._labelling_ns = 0  # time spent looking at outermost modules
 
     def prepare(self) -> None:
@@ -78,11 +72,10 @@ class Sites:
         from torch.optim import optimizer
 
         folder = Path(torch.__file__).parent
-        self._foreign = tuple(foreign_files(folder))
         _alloc.note_stacks(
             self._depth,
             runner=target.__file__,
-            foreign=list(self._foreign),
+            foreign=list(foreign_files()),
             torch_library=str(folder / "lib" / "libtorch_cpu.so"),
             describe=operator_at,
             current_node=getattr(torch._C, "_current_autograd_node", None),
@@ -95,7 +88,7 @@ class Sites:
         _alloc.watch_sites(
             self._watched, self._entering, *_tensors_of(torch), int(Category.INPUTS)
         )
-        _watch_optimizers(torch, self._stepping, self._label_state)
+        _watch_optimizers(torch, self._stepping, self._labels.state)
         before = optimizer.register_optimizer_step_pre_hook(_alloc.optimizer_begins)
         self._handles = [before]
         Sites._active = self
@@ -104,14 +97,7 @@ class Sites:
         """Remove the hooks, after labelling gradients, state and parameters."""
         if Sites._active is not self:
             return
-        for ref in self._optimizers.values():
-            if (optimizer := ref()) is not None:
-                _label_gradients(parameters_of(optimizer))
-                self._label_state(optimizer)
-        for root in self._roots.values():
-            if (module := root()) is not None:
-                self._label_parameters(parameters_in(module))
-                _label_gradients(parameters_in(module))
+        self._labels.all()
         self.let_go()
 
     def let_go(self) -> None:
@@ -129,10 +115,6 @@ class Sites:
         if self._after is not None:
             self._after.remove()
             self._after = None
-
-    def is_foreign(self, file: str) -> bool:
-        """Whether a file is not the program's."""
-        return file.startswith(self._foreign)
 
     def counts(self) -> tuple[int, int, int]:
         """Requests, module calls and nanoseconds of labelling so far."""
@@ -172,26 +154,20 @@ class Sites:
         # Only without an optimizer: walking all parameters is slow.
         if _alloc.gradients_wait():
             _alloc.gradients_noted()
-            _label_gradients(parameters_in(module))
-        _label(list(tensors_in(arguments)), Category.INPUTS)
+            self._labels.gradients(parameters_in(module))
+        self._labels.inputs(arguments)
         self._labelling_ns += time.perf_counter_ns() - begin
 
     def _meet(self, root: Any) -> None:
         """Register the submodules of an outermost module."""
-        self._roots[id(root)] = weakref.ref(root)
+        held = self._labels.meet(root)
+        self._parts.pop(id(root), None)
         _alloc.know(root)
-        owners: dict[int, int] = {}  # of parameters: the first of those that share one
-        held: dict[int, Any] = {}
-        for name, part in named_parts(root):
-            if part is not root:
-                self._parts[id(part)] = weakref.ref(part)
-            number = _alloc.name_module(name or type(root).__name__, part)
-            for each in (*_own(part._parameters), *_own(part._buffers)):
-                owners.setdefault(id(each), number)
-                held.setdefault(id(each), each)
-        # Python may reuse the id of a deleted parameter.
-        self._numbers.update(owners)
-        self._label_parameters(held.values())
+        self._labels.parameters(held)
+
+    def _name_module(self, name: str, part: Any) -> int:
+        self._parts[id(part)] = weakref.ref(part)
+        return _alloc.name_module(name, part)
 
     def _stepping(self, optimizer: Any) -> None:
         """An optimizer's step begins.
@@ -199,30 +175,18 @@ class Sites:
         The recorder handles known optimizers with plain tensors itself.
         """
         if not _alloc.is_known(optimizer):
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
             _alloc.know(optimizer)
-            self._label_parameters(parameters_of(optimizer))
-        _label_gradients(parameters_of(optimizer))
+            self._labels.meet_optimizer(optimizer)
+        self._labels.gradients(parameters_of(optimizer))
         _alloc.set_optimizer(True, above=1)
 
-    def _label_parameters(self, parameters: Iterable[Any]) -> None:
-        each = list(parameters)
-        numbers = [self._numbers.get(id(parameter), 0) for parameter in each]
-        _label(each, Category.PARAMETERS, numbers)
 
-    def _label_state(self, optimizer: Any) -> None:
-        tensors, numbers = [], []
-        for parameter, state in optimizer.state.items():
-            for tensor in tensors_in(state):
-                tensors.append(tensor)
-                numbers.append(self._numbers.get(id(parameter), 0))
-        _label(tensors, Category.OPTIMIZER_STATE, numbers)
-
-
-def foreign_files(torch_folder: Path) -> list[str]:
+@functools.cache
+def foreign_files() -> tuple[str, ...]:
     """Path prefixes of files that are not the program's own: PyTorch, Python's standard
     library and memplan. Other libraries count as the program's.
     """
+    torch_folder = Path(sys.modules["torch"].__file__ or "").parent
     own = Path(memplan.version.__file__).parent
     python = sysconfig.get_path("stdlib")
     # Installed packages lie inside Python's own folder or beside it.
@@ -230,24 +194,7 @@ def foreign_files(torch_folder: Path) -> list[str]:
         entry for entry in os.listdir(python) if not entry.endswith("-packages")
     )
     within = [os.path.join(python, entry) for entry in files]
-    return [f"{torch_folder}{os.sep}", f"{own}{os.sep}", *NO_FILES, *within]
-
-
-def parameters_of(optimizer: Any) -> Iterator[Any]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
-def parameters_in(module: Any) -> Iterator[Any]:
-    """The parameters of a module and its submodules, even if its class overrides
-    `parameters`."""
-    held = (_own(part._parameters) for _, part in named_parts(module))
-    return itertools.chain.from_iterable(held)
-
-
-def _own(tensors: Any) -> list[Any]:
-    """A module's own parameters or buffers, without None."""
-    return [each for each in tensors.values() if each is not None]
+    return (f"{torch_folder}{os.sep}", f"{own}{os.sep}", *NO_FILES, *within)
 
 
 def _watch_optimizers(torch: Any, begins: Any, changed: Any) -> None:
@@ -261,33 +208,19 @@ def _tensors_of(torch: Any) -> tuple[type, Callable[[], int]]:
     return torch.Tensor, torch._C._len_torch_function_stack
 
 
-def unseen() -> contextlib.AbstractContextManager[object]:
-    """A context in which the program's modes and tensor subclasses are not called."""
-    disabled: contextlib.AbstractContextManager[object]
-    disabled = sys.modules["torch"]._C.DisableTorchFunction()
-    return disabled
-
-
 def in_backward() -> bool:
     """Whether this thread runs a backward pass."""
     task = getattr(sys.modules["torch"]._C, "_current_graph_task_id", None)
     return task is not None and task() != -1
 
 
-def _label_gradients(parameters: Iterable[Any]) -> None:
-    with unseen():
-        # PyTorch warns of the others: functional_call puts such in a module's place.
-        gradients = [each.grad for each in parameters if each.is_leaf]
-    _label(gradients, Category.GRADIENTS)
-
-
-def _label(tensors: list[Any], category: Category, modules: Sequence[int] = ()) -> None:
+def _label(tensors: Sequence[Any], category: Category, modules: Sequence[int]) -> None:
     """Report to the recorder what these tensors' blocks hold, and for which modules.
 
     Skips None and tensors without a block on a recorded device.
     """
     with unseen():
-        _alloc.label_tensors(tensors, list(modules), int(category), _fake_class())
+        _alloc.label_tensors(list(tensors), list(modules), int(category), _fake_class())
 
 
 def _fake_class() -> type | None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import memplan
+from memplan.errors import MemplanError
 from memplan.recording.source import Lines
 from memplan.reporting.stats import Stats
 from tests.conftest import Run
@@ -381,10 +382,36 @@ def test_stats_and_check_tell_of_cycles(memplan: Run, tmp_path: Path) -> None:
     told = memplan("stats", "t.parquet", "--cycles").stdout
     assert "freed by Python's cycle collector" in told
     assert "train.py:9 <module>" in told
+    refused = memplan("stats", "t.parquet", "--cycles", "--by", "module")
+    assert refused.returncode == 2
+    assert "--by is for the table of what is live" in refused.stderr
     failed = memplan("check", "t.parquet", "--no-cycles")
     assert failed.returncode == 1
     assert "train.py:9" in failed.stderr
     assert memplan("check", "t.parquet", "--max", "1GiB").returncode == 0
+
+
+def test_a_leak_that_is_collected_later_is_said_to_be(
+    memplan: Run, tmp_path: Path
+) -> None:
+    text = CYCLIC.replace("import gc\n", "import gc\ngc.disable()\n")
+    (tmp_path / "train.py").write_text(text)
+    options = "--steps", "all", "-o", "t.parquet"
+    assert memplan("record", *options, "train.py").returncode == 0
+    told = memplan("stats", "t.parquet").stdout
+    assert "leak         grows by" in told
+    assert "the cycle collector freed buffers of this line later" in told
+
+
+def test_a_recording_that_fails_leaves_no_callback(tmp_path: Path) -> None:
+    before = list(gc.callbacks)
+    path = tmp_path / "t.parquet"
+    Path(f"{path}.journal").mkdir()
+    with pytest.raises(MemplanError), memplan.record(path):
+        pass
+    with memplan.record(tmp_path / "u.parquet"):
+        torch.rand(3)
+    assert gc.callbacks == before
 
 
 def test_without_call_sites_there_are_no_holders(memplan: Run, tmp_path: Path) -> None:
