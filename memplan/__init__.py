@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memplan.chunking.plan import ChunkPlan as ChunkPlan
     from memplan.chunking.planfile import read_chunk_plan as read_chunk_plan
     from memplan.chunking.planfile import write_chunk_plan as write_chunk_plan
-    from memplan.compiling.compile import CompileOptions as CompileOptions
+    from memplan.compiling.bench import CompileOptions as CompileOptions
     from memplan.compiling.compile import compile as compile  # noqa: A004
     from memplan.compiling.compile import compile_front as compile_front
     from memplan.compiling.report import CompilePlan as CompilePlan
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ChunkOptions": "memplan.chunking.options",
     "ChunkPlan": "memplan.chunking.plan",
-    "CompileOptions": "memplan.compiling.compile",
+    "CompileOptions": "memplan.compiling.bench",
     "CompilePlan": "memplan.compiling.report",
     "Estimate": "memplan.reporting.estimate",
     "FuseOptions": "memplan.fusing.options",

@@ -23,6 +23,7 @@ from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError
 from memplan.graph.call import Inputs
 from memplan.graph.capture import Exports, Target, export_parts
+from memplan.graph.infer import Inference
 from memplan.graph.liveness import profile
 from memplan.graph.program import Meta, Op, Program
 from memplan.units import format_bytes
@@ -111,21 +112,29 @@ class OtherSizes:
         self, target: Target | None, part: Part, exports: Exports, halvings: int
     ) -> Trial:
         old = self.programs[part.path]
-        if target is None or _operators(old) != _operators(target.program):
+        if target is None or not same_operators(old, target.program):
             raise InputError(
                 "the model runs other operators on inputs of these sizes"
                 + (f" in {part.path}" if part.path else "")
                 + "; chunk it with them"
             )
-        old, new = again(old, part.again), again(target.program, part.again)
-        program = new
-        regions = []
-        for region in part.regions:
-            resized = at_sizes(region, old, new, halvings)
-            if resized is not None:
-                program = chunked(program, resized, exports.inference)
-                regions.append(resized)
-        return Trial(tuple(regions), program, profile(program), again=part.again)
+        return resized(part, old, target.program, exports.inference, halvings)
+
+
+def resized(
+    of: Part | Trial, old: Program, new: Program, inference: Inference, halvings: int
+) -> Trial:
+    """The regions of a program, and what it computes again, in one of the same
+    operators on other sizes; see `at_sizes`."""
+    old, new = again(old, of.again), again(new, of.again)
+    program = new
+    regions = []
+    for region in of.regions:
+        found = at_sizes(region, old, new, halvings)
+        if found is not None:
+            program = chunked(program, found, inference)
+            regions.append(found)
+    return Trial(tuple(regions), program, profile(program), again=of.again)
 
 
 def at_sizes(
@@ -160,6 +169,11 @@ def _extent(region: Region, old: Program, new: Program) -> int:
             if extent.denominator == 1:
                 return int(extent)
     raise NotLoopableError("a loop's extent does not follow from the sizes")
+
+
+def same_operators(one: Program, other: Program) -> bool:
+    """Whether two programs have the same operators in the same order."""
+    return _operators(one) == _operators(other)
 
 
 def _operators(program: Program) -> list[tuple[str, Callable[..., object]]]:

@@ -97,8 +97,9 @@ def command(
         refuse_overwrite(output, force)
     with model.made("compile", "compiling", "compiled") as (module, inputs, progress):
         from memplan.compiling import compile as compiling
+        from memplan.compiling.bench import CompileOptions
 
-        options = compiling.CompileOptions(max_slowdown, pack, progress)
+        options = CompileOptions(max_slowdown, pack, progress)
         if front:
             found = compiling.compile_front(module, inputs, options)
         else:

@@ -25,9 +25,9 @@ from memplan.fusing.layers import (
     gates,
     pointwise,
 )
-from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import FuseOptions, Joining
 from memplan.fusing.recognise import recognise
+from memplan.graph.arenas import ArenaPool
 from memplan.graph.infer import Inference, meta_of
 from memplan.graph.native import OUT, Assembled, Bound, Native, Play
 from memplan.graph.program import Meta, Op, Ref, Step

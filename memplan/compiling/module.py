@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -12,14 +14,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from memplan.compiling.report import CompilePlan
-from memplan.compiling.schedule import Pool, Schedule, scheduled
-from memplan.errors import UsageError
-from memplan.graph.call import Form, Inputs
+from memplan.compiling.schedule import Schedule, scheduled
+from memplan.errors import MemplanError, UsageError
+from memplan.graph.arenas import ArenaPool
+from memplan.graph.call import Form, Inputs, UnsupportedCallError, key_of
 from memplan.graph.capture import Target
+from memplan.graph.check import lying_as
+from memplan.graph.execute import Tape
 from memplan.graph.export import first_line
 from memplan.graph.nest import laid_out, leaves_of
 from memplan.graph.order import EFFORT
 from memplan.graph.program import Program, mapped
+from memplan.graph.programs import Programs
 from memplan.graph.requests import fills_new_memory
 from memplan.graph.standin import Run, StandIn, intercepted
 from memplan.graph.weights import Watch, Weights
@@ -52,6 +58,7 @@ class Runner:
         # Compared first, for speed; None for other inputs than plain tensors.
         self._kinds = [_kind(each) for each in inputs.args] if plain else None
         self._laid: dict[int, tuple[int, ...]] = {}  # strides of results, by position
+        self.arenas = ArenaPool()
         self.bind(inputs)
 
     def bind(self, inputs: Inputs) -> None:
@@ -68,7 +75,17 @@ class Runner:
                 self._effort,
                 self._most,
             )
-        self.pool = Pool(self.schedule)
+
+    @contextmanager
+    def tape(self) -> Iterator[Tape]:
+        """The program bound to an arena that no other call uses."""
+        schedule = self.schedule
+        with self.arenas.slab(schedule.bytes) as slab:
+            bound = slab.bound(self)
+            if schedule not in bound:
+                bound.clear()  # of other weights
+                bound[schedule] = schedule.tape(slab.memory)
+            yield bound[schedule]
 
     def learn(self, expected: object, found: object) -> None:
         """Lay results out as `expected`, the model's, where they lie otherwise: some
@@ -117,7 +134,7 @@ class Runner:
 
     def _run(self, inputs: Inputs) -> object:
         plain = torch.inference_mode(False)  # as all that the tape holds
-        with plain, torch.no_grad(), self.pool.tape() as tape:
+        with plain, torch.no_grad(), self.tape() as tape:
             results = tape(tensors_of(inputs))
         spec = self.target.exported.out_spec
         if spec.is_leaf() and results:
@@ -146,9 +163,10 @@ def _kind(value: Any) -> tuple[object, ...] | None:
 class Compiled(StandIn):
     """A module whose forward runs in one arena; for inference.
 
-    memplan: the CompilePlan. For inputs other than those it was compiled for, or a
-    changed model, the model runs, and a warning gives the reason. After a change of
-    weights the program is bound again. Calls at the same time use an arena each.
+    memplan: the CompilePlan. plans: that, and those of inputs of other forms. Where
+    the model has changed, or a call is no plain inference, the model runs, and a
+    warning gives the reason. After a change of weights the program is bound again.
+    Calls at the same time use an arena each.
     """
 
     verb = "compile"
@@ -158,7 +176,16 @@ class Compiled(StandIn):
     ) -> None:
         super().__init__(model)
         self.memplan = plan
-        self.runner = runner  # None: the model runs
+        self.runner = runner  # of the first inputs; None: the model runs
+        # Makes the module for inputs of another form.
+        self.resize: Callable[[Inputs], Compiled] | None = None
+        # Of other inputs: what runs on them, None for the model, and its plan.
+        self._others: Programs[tuple[Runner | None, CompilePlan]] = Programs()
+
+    @property
+    def plans(self) -> list[CompilePlan]:
+        """Of the first inputs, and of those of other sizes that were met."""
+        return [self.memplan, *(plan for _, plan in self._others.all())]
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UsageError(
@@ -187,24 +214,69 @@ class Compiled(StandIn):
         self, args: tuple[object, ...], kwargs: dict[str, Any]
     ) -> tuple[object, Run] | None:
         # Another thread's export is a mode of the process.
-        if self.runner is None or torch.compiler.is_compiling():
+        first = self.runner
+        if first is None or torch.compiler.is_compiling():
             return None
-        runner = self.runner
-        reason, current = self.unsupported(args, kwargs), runner.is_current()
-        if not reason:
+        runner: Runner | str = self.unsupported(args, kwargs)
+        if not runner:
             inputs = self._signature.arranged(self.model, args, kwargs)
-            if difference := runner.difference(inputs):
-                reason = f"it was compiled {difference}; compile it with them"
-            else:
-                reason = runner.outdated(current)
-        if reason:
-            self._warn(reason)
+            runner = self._runner_for(inputs, first)
+        if isinstance(runner, Runner):
+            current = runner.is_current()
+            if reason := runner.outdated(current):
+                runner = reason
+        if isinstance(runner, str):
+            self._warn(runner)
             return None
         if not current:
             with self._lock:
                 if not runner.is_current():
                     runner.bind(inputs)
-        return None, partial(runner, inputs)
+        return runner, partial(runner, inputs)
+
+    def _runner_for(self, inputs: Inputs, first: Runner) -> Runner | str:
+        """What runs on these inputs, or why the model does."""
+        for each in (first, *(runner for runner, _ in self._others.all())):
+            if each is not None and not each.difference(inputs):
+                return each
+        difference = first.difference(inputs)
+        if torch.autograd._profiler_enabled():  # measuring takes one
+            return f"it was compiled {difference}; a profiler runs"
+        try:
+            _, given = key_of(inputs)
+        except UnsupportedCallError as problem:
+            return str(problem)
+        if not all(map(_kind, given)):
+            return f"it was compiled {difference}; compile it with them"
+        key = Form.of(inputs), tuple(each.stride() for each in given)
+        with self._lock:
+            found = self._others.get(key)
+            if found is None:
+                if not self._others.wants(key):
+                    return "its inputs have many shapes"
+                found = self._compiled(inputs, first)
+                self._others.keep(key, found)
+        runner, plan = found
+        return runner or f"it was compiled {difference}: {plan.reason}"
+
+    def _compiled(
+        self, inputs: Inputs, first: Runner
+    ) -> tuple[Runner | None, CompilePlan]:
+        """What runs on inputs of other sizes, in the arenas of the first."""
+        assert self.resize is not None
+        try:
+            with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+                ours = [lying_as(each, each) for each in tensors_of(inputs)]
+                made = self.resize(inputs.with_tensors(ours))
+        except MemplanError as problem:
+            reason = str(problem)
+        except Exception as error:  # the model's own run may be right
+            reason = f"internal error: {first_line(error)}"
+        else:
+            if made.runner is not None:
+                made.runner.arenas = first.arenas
+            return made.runner, made.memplan
+        return None, CompilePlan("unchanged", reason, torch.__version__, 0)
 
     def _give_up(self, key: object, error: Exception) -> None:
         self.runner = None

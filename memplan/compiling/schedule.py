@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from memplan.compiling.convolutions import packed
@@ -27,10 +24,8 @@ from memplan.graph.program import Program
 from memplan.recording.shim import install
 from memplan.solving.solve import solve
 
-ARENAS = 8  # calls that run at the same time; further ones wait
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """What runs, in which order, and where its results lie.
 
@@ -55,11 +50,16 @@ class Schedule:
             if any(offset < 0 for _, offset, _ in self.layout.asked.get(op.name, ()))
         ]
 
-    def tape(self) -> Tape:
-        """The program bound to an arena of its own."""
-        arena = torch.empty(self.plan.peak + ALIGNMENT, dtype=torch.uint8)
-        start = -arena.data_ptr() % ALIGNMENT
-        return Tape(self.flat.program, arena[start:], self.layout, self.flat.constants)
+    @property
+    def bytes(self) -> int:
+        """Of memory that a tape is bound to."""
+        return self.plan.peak + ALIGNMENT
+
+    def tape(self, memory: Tensor) -> Tape:
+        """The program bound to an arena in `memory`, of type uint8."""
+        start = -memory.data_ptr() % ALIGNMENT
+        arena = memory[start : start + self.plan.peak]
+        return Tape(self.flat.program, arena, self.layout, self.flat.constants)
 
 
 class PackedTooMuchError(Exception):
@@ -123,41 +123,3 @@ def scheduled(
     }
     layout = Layout(offsets, found.over, ways.served, asked)
     return Schedule(flat, order, plan, layout, nbytes)
-
-
-@dataclass
-class Pool:
-    """Tapes of a schedule, one for each call that runs at the same time.
-
-    schedule: of all of them. limit: tapes at most; calls beyond wait for one.
-    """
-
-    schedule: Schedule
-    limit: int = ARENAS
-    _free: list[Tape] = field(default_factory=list)
-    _made: int = 0
-    _turn: threading.Condition = field(default_factory=threading.Condition)
-
-    @contextmanager
-    def tape(self) -> Iterator[Tape]:
-        """A tape that no other call uses."""
-        tape, counted = None, False
-        try:
-            with self._turn:
-                while not self._free and self._made >= self.limit:
-                    self._turn.wait()
-                if self._free:
-                    tape = self._free.pop()
-                else:
-                    counted = True
-                    self._made += 1
-            if tape is None:
-                tape = self.schedule.tape()
-            yield tape
-        finally:
-            with self._turn:
-                if tape is not None:
-                    self._free.append(tape)
-                elif counted:
-                    self._made -= 1
-                self._turn.notify()

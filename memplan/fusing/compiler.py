@@ -13,10 +13,10 @@ from memplan.fusing.engine.decide import MODEL_IS_FASTER, EngineBuilder
 from memplan.fusing.engine.engine import Engine
 from memplan.fusing.join import join
 from memplan.fusing.layers import EagerOp, Network, tensors
-from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import FuseOptions, Joining, kernel_subsets
 from memplan.fusing.prepared import Fallback, Prepared, building, inference
 from memplan.fusing.recognise import recognise
+from memplan.graph.arenas import ArenaPool
 from memplan.graph.call import Inputs
 from memplan.graph.capture import Target, capture
 from memplan.graph.check import (

@@ -13,7 +13,7 @@ from memplan.errors import UsageError
 from memplan.fusing.kernel import address, check, lying
 from memplan.fusing.kernels import convolution_library
 from memplan.fusing.layers import Convolution
-from memplan.fusing.memory import PageAllocator
+from memplan.graph.arenas import PageAllocator
 from memplan.graph.native import Bound
 
 ALGORITHMS = ("direct", "winograd2", "winograd4")

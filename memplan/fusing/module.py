@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +12,14 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from memplan.fusing.compiler import agrees, prepare
-from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.prepared import Fallback, Prepared, inference
+from memplan.graph.arenas import ArenaPool
 from memplan.graph.call import Inputs, UnsupportedCallError, key_of
 from memplan.graph.capture import first_calls
 from memplan.graph.check import undone
 from memplan.graph.export import first_line
+from memplan.graph.programs import Programs
 from memplan.graph.standin import Run, StandIn, intercepted
 from memplan.graph.weights import Watch, has_hooks
 
@@ -43,9 +43,7 @@ def _unsupported_leaves(values: Iterable[object], grad: bool) -> str:
     return ""
 
 
-MOST_SHAPES = 8  # programs kept, for inputs of as many shapes
 RECHECK_EVERY = 16  # calls that fell back, until only one in so many is checked again
-PATIENCE = 3  # calls with a shape beyond those, until it gets a program, too
 MOST_CHANGES = 8  # of modules, in so many calls for each, until no more are followed
 
 
@@ -81,8 +79,7 @@ class Fused(StandIn):
 
     verb = "fuse"
     _unpickled = StandIn._unpickled | {
-        *("_is_part", "_arena_pool", "_programs", "_seen", "_patience", "_calls"),
-        *("_changes", "_fallbacks"),
+        *("_is_part", "_arena_pool", "_programs", "_calls", "_changes", "_fallbacks"),
     }
 
     def __init__(
@@ -100,9 +97,7 @@ class Fused(StandIn):
     def _reset(self) -> None:
         super()._reset()
         self._is_part, self._arena_pool = False, ArenaPool()
-        self._programs: OrderedDict[object, Program] = OrderedDict()
-        self._seen: dict[object, int] = {}
-        self._patience = PATIENCE
+        self._programs: Programs[Program] = Programs()
         self._calls = self._changes = self._fallbacks = 0
 
     def unsupported(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str:
@@ -157,8 +152,7 @@ class Fused(StandIn):
         if changed:
             self._programs.clear()
             self._changes += 1
-        self._seen[key] = self._seen.get(key, 0) + 1
-        if len(self._programs) >= MOST_SHAPES and self._seen[key] < self._patience:
+        if not self._programs.wants(key):
             return Fallback("its inputs have many shapes")
         if self._changes > MOST_CHANGES > self._calls // self._changes:
             reason = "its modules change again and again"
@@ -175,12 +169,8 @@ class Fused(StandIn):
         return program
 
     def _store(self, key: object, program: Program) -> None:
-        self._programs[key] = program
-        while len(self._programs) > MOST_SHAPES:
-            self._programs.pop(next(iter(self._programs)))
-            self._patience *= 2  # or many shapes in turn would compile for ever
-            self._seen.clear()
-        programs = self._programs.values()
+        self._programs.keep(key, program)
+        programs = self._programs.all()
         engines = [each.engine for each in programs if isinstance(each, Prepared)]
         if not any(isinstance(each, PartlyFused) for each in programs):
             self._arena_pool.trim(max((each.bytes for each in engines), default=0))
@@ -215,7 +205,7 @@ class Fused(StandIn):
 
     def _give_up(self, key: object, error: Exception) -> None:
         reason = first_line(error)
-        self._programs[key] = Fallback(reason, watch=Watch(self.model, ()))
+        self._programs.keep(key, Fallback(reason, watch=Watch(self.model, ())))
         self._warn(reason)
 
     def around(self, model: torch.nn.Module) -> Fused:
@@ -223,7 +213,7 @@ class Fused(StandIn):
 
     def programs(self) -> list[Program]:
         """The programs for the shapes seen last."""
-        return list(self._programs.values())
+        return self._programs.all()
 
 
 class _Mirror:

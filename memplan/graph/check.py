@@ -83,15 +83,15 @@ def other_inputs(inputs: list[object], seed: int) -> list[object]:
             changed.append(value)
         elif value.is_floating_point():
             noise = torch.randn(value.shape, generator=generator)
-            changed.append(_lying_as(value, noise))
+            changed.append(lying_as(value, noise))
         else:
             order = torch.randperm(value.numel(), generator=generator)
             flat = value.reshape(-1)[order.to(value.device)]
-            changed.append(_lying_as(value, flat.reshape(value.shape)))
+            changed.append(lying_as(value, flat.reshape(value.shape)))
     return changed
 
 
-def _lying_as(value: Tensor, made: Tensor) -> Tensor:
+def lying_as(value: Tensor, made: Tensor) -> Tensor:
     """Elements of `made`, of the shape of `value`, which lie as those do. Where several
     of these share memory, the first of `made` are taken."""
     shape, strides = value.shape, value.stride()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -15,6 +16,19 @@ def fetch(model: torch.nn.Module, name: str) -> torch.Tensor:
     """The tensor at `name`, as in ``layer1.0.weight``."""
     owner, _, attribute = name.rpartition(".")
     return getattr(model.get_submodule(owner), attribute)
+
+
+def digest(tensors: Iterable[torch.Tensor | None]) -> bytes:
+    """A hash of shapes, types and contents of tensors on the CPU."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        if tensor is None:
+            found.update(b"none")
+            continue
+        found.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        found.update(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
+    return found.digest()
 
 
 class Weights(Mapping[str, torch.Tensor]):

@@ -240,11 +240,83 @@ def test_an_attribute_that_changes_is_seen() -> None:
         assert torch.equal(module(x), model(x))
 
 
-def test_other_inputs_run_the_model() -> None:
+def test_inputs_of_other_sizes_are_compiled_for() -> None:
     model, x = perceptron()
     module = compiled(model, x)
-    with torch.no_grad(), pytest.warns(UserWarning, match="not 2×32 float32"):
-        assert torch.equal(module(x[:2]), model(x[:2]))
+    state = torch.get_rng_state()
+    for size in (512, 3, 256, 512):
+        x = torch.randn(32, size).t() if size == 3 else torch.randn(size, 32)
+        with torch.no_grad():
+            assert torch.allclose(module(x), model(x), atol=1e-6)
+    assert [plan.status for plan in module.plans] == 3 * ["compiled"]
+    assert [plan.arena for plan in module.plans] == [512 * n * 4 for n in (256, 512, 3)]
+    assert module.runner.arenas.bytes < 513 * 512 * 4  # one for all
+    torch.set_rng_state(state)
+    with torch.inference_mode():
+        assert torch.equal(module(torch.ones(7, 32)), model(torch.ones(7, 32)))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert module.memplan == module.plans[0]
+
+
+def test_a_share_holds_for_other_sizes_with_the_same_loops() -> None:
+    model, x = models.attention(tokens=256)
+    module = compiled(model, x, budget="40%")
+    wide = torch.randn(1, 512, x.shape[-1])
+    with torch.no_grad():
+        assert torch.allclose(module(wide), model(wide), atol=1e-5)
+    _, other = module.plans
+    assert other.loops >= 1
+    assert other.bytes_after <= 0.4 * other.bytes_before
+
+
+def test_a_budget_in_bytes_that_other_sizes_exceed_runs_the_model() -> None:
+    model, x = models.attention(tokens=256)
+    module = compiled(model, x, budget=int(0.4 * activation_peak(lambda: model(x))))
+    wide = torch.randn(1, 2048, x.shape[-1])
+    with torch.no_grad(), pytest.warns(UserWarning, match="exceeds the budget"):
+        assert torch.equal(module(wide), model(wide))
+    assert module.plans[1].status == "unchanged"
+
+
+class Halves(Perceptron):
+    """Runs other operators on more rows."""
+
+    def forward(self, x: Any) -> Any:
+        parts = x.split(200)
+        return torch.cat([super(Halves, self).forward(each) for each in parts])
+
+
+def test_other_operators_for_other_sizes() -> None:
+    torch.manual_seed(0)
+    model, x = Halves().eval(), torch.randn(200, 32)
+    module = compiled(model, x)
+    with torch.no_grad():
+        for size in (200, 600):
+            x = torch.randn(size, 32)
+            assert torch.allclose(module(x), model(x), atol=1e-6)
+
+
+class Fails(Perceptron):
+    def forward(self, x: Any) -> Any:
+        if len(x) < 5:
+            raise ValueError("too few")
+        return super().forward(x)
+
+
+def test_what_fails_on_other_sizes_fails_as_the_model() -> None:
+    x = torch.randn(256, 32)
+    module = compiled(Fails().eval(), x)
+    with torch.no_grad(), pytest.warns(UserWarning, match="too few"):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"^too few$"):
+                module(x[:3])
+    with torch.no_grad():
+        assert module(x).shape == (256, 8)
+
+
+def test_inputs_that_need_a_gradient_run_the_model() -> None:
+    model, x = perceptron()
+    module = compiled(model, x)
     x.requires_grad_()
     with pytest.warns(UserWarning, match="requires a gradient"):
         module(x).sum().backward()
@@ -331,6 +403,10 @@ def test_the_model_is_as_it_was() -> None:
         assert torch.equal(value, state[name])
 
 
+class Rows(torch.Tensor):
+    pass
+
+
 class Kept(nn.Module):
     """What it computes depends on a list; its inputs are in a dictionary."""
 
@@ -344,15 +420,19 @@ class Kept(nn.Module):
         return (scores @ scores.t()).softmax(-1) @ scores * self.powers[0]
 
 
-def test_a_call_that_differs_runs_the_model() -> None:
+def test_a_call_of_another_form_is_compiled_for() -> None:
     model, (a, b) = Kept().eval(), torch.randn(2, 256, 64)
     module = compiled(model, ({"a": a, "b": b},))
     for given in (
         {"b": b, "a": a},
         {"a": a.t().contiguous().t(), "b": b},
-        {"a": a.clone().requires_grad_(), "b": b},
+        {"a": a.double(), "b": b},
     ):
-        module._warned.clear()
+        with torch.no_grad():
+            found, expected = module(given), model(given)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert [plan.status for plan in module.plans] == 4 * ["compiled"]
+    for given in {"a": a.clone().requires_grad_(), "b": b}, {"a": Rows(a), "b": b}:
         with pytest.warns(UserWarning, match="the model runs unchanged"):
             found = module(given)
         assert torch.equal(found, model(given))

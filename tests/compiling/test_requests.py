@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch import nn  # noqa: E402
 import memplan  # noqa: E402
 from memplan.compiling import compile  # noqa: A004, E402
 from memplan.errors import MemplanError  # noqa: E402
+from memplan.graph.arenas import ArenaPool  # noqa: E402
 from memplan.graph.requests import TORCH, Service, watched  # noqa: E402
 from memplan.recording.shim import install  # noqa: E402
 from tests.compiling.modules import compiled  # noqa: E402
@@ -67,22 +67,22 @@ def test_only_results_are_asked_for() -> None:
     assert plan.arena == plan.plan.lower_bound
     assert not memplan.verify(plan.plan)
     module(x)
-    with module.runner.pool.tape() as tape:
+    with module.runner.tape() as tape:
         assert tape.missed == 0
 
 
 def test_calls_beyond_the_limit_wait_for_a_tape() -> None:
     module = compiled(*pictures(), options=PLAIN)
-    pool = replace(module.runner.pool, limit=1)
+    pool = module.runner.arenas = ArenaPool(limit=1)
     held: list[bool] = []
 
     def another() -> None:
-        with pool.tape():
+        with pool.slab(1):
             held.append(ended.is_set())
 
     ended = threading.Event()
     waits = threading.Thread(target=another)
-    with pool.tape():
+    with module.runner.tape():
         waits.start()
         waits.join(0.2)  # long enough to take a tape, were there one
         ended.set()

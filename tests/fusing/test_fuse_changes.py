@@ -21,10 +21,10 @@ from fuse_alike import FORCED, Small, agree, noise, prepared, program, small  # 
 from torch import nn  # noqa: E402
 
 from memplan.errors import UsageError  # noqa: E402
-from memplan.fusing import module as fused_module  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.module import PartlyFused  # noqa: E402
 from memplan.fusing.prepared import Fallback, Prepared  # noqa: E402
+from memplan.graph import programs  # noqa: E402
 
 
 def _optimizer(model: Any) -> None:
@@ -459,10 +459,25 @@ def test_a_device_that_computes_nothing() -> None:
     assert [one.filename for one in told] == [__file__]  # the line that called it
 
 
+def test_shapes_share_packed_weights() -> None:
+    model, ready = small(), None
+    ready = prepared(model)
+    with torch.no_grad():
+        for _ in range(2):
+            for batch in (1, 2):
+                agree(model, ready, noise(batch, 3, 8, 8))
+            packs = [each.engine._packs.convolutions for each in ready.programs()]
+            held = [
+                {each.weights.data_ptr() for each in pack.values()} for pack in packs
+            ]
+            assert held[-1] == held[-2]
+            model.conv.weight.mul_(2)
+
+
 def test_changes_and_shapes_without_end_cost_few_compilations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fused_module, "MOST_SHAPES", 2)
+    monkeypatch.setattr(programs, "MOST_SHAPES", 2)
     model = small()
     ready = prepared(model)
     with torch.no_grad():

@@ -265,33 +265,3 @@ def test_options_are_checked() -> None:
     ):  # fmt: skip
         with pytest.raises(UsageError):
             FuseOptions(**wrong)  # type: ignore[arg-type]
-
-
-def test_torch_compile() -> None:
-    from memplan.fusing.backend import backend
-
-    seen: list[Any] = []
-
-    def noted(module: Any, inputs: list[Any]) -> Any:
-        seen.append(backend(module, inputs))
-        return seen[-1]
-
-    model = model_of()
-    torch._dynamo.reset()
-    ready = torch.compile(model, backend=noted)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with torch.no_grad():
-            for batch in (2, 2, 3, 4):
-                x = torch.randn(batch, 3, 8, 8)
-                torch.testing.assert_close(ready(x), model(x), rtol=1e-5, atol=1e-5)
-            model[0].weight.mul_(2)
-            torch.testing.assert_close(ready(x), model(x), rtol=1e-5, atol=1e-5)
-            model[0].weight = nn.Parameter(model[0].weight * 2)
-            torch.testing.assert_close(ready(x), model(x), rtol=1e-5, atol=1e-5)
-        assert seen
-        model.train()
-        model.zero_grad()
-        ready(x).sum().backward()
-        assert model[0].weight.grad is not None
-    torch._dynamo.reset()

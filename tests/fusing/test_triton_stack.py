@@ -32,10 +32,10 @@ from memplan.fusing.engine.engine import Engine  # noqa: E402
 from memplan.fusing.engine.packs import Packs  # noqa: E402
 from memplan.fusing.join import join  # noqa: E402
 from memplan.fusing.layers import FusedConv  # noqa: E402
-from memplan.fusing.memory import ArenaPool  # noqa: E402
 from memplan.fusing.options import Joining  # noqa: E402
 from memplan.fusing.recognise import recognise  # noqa: E402
 from memplan.fusing.reference import reference  # noqa: E402
+from memplan.graph.arenas import ArenaPool  # noqa: E402
 from memplan.graph.call import Inputs  # noqa: E402
 from memplan.graph.capture import capture  # noqa: E402
 

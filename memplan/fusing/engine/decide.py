@@ -33,12 +33,12 @@ from memplan.fusing.layers import (
     Node,
     StackNode,
 )
-from memplan.fusing.memory import ArenaPool
 from memplan.fusing.options import KERNELS, FuseOptions
 from memplan.fusing.patches import cpu_device
 from memplan.fusing.reference import reference
 from memplan.fusing.triton_stack import DTYPES as GPU_DTYPES
 from memplan.fusing.triton_stack import TritonStack
+from memplan.graph.arenas import ArenaPool
 from memplan.graph.nest import Tensors
 from memplan.graph.program import mapped, refs
 from memplan.graph.weights import Weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from memplan.fusing.engine.arena import Arena, Place
 from memplan.fusing.engine.packs import Packs, as_4d
 from memplan.fusing.engine.steps import Emitter, Runner, Values
 from memplan.fusing.layers import Concat, FusedConv, Network, Node, StackNode, gates
-from memplan.fusing.memory import ArenaPool
+from memplan.graph.arenas import ArenaPool
 from memplan.graph.nest import leaves_of, overlapping, storages
 from memplan.graph.program import Ref, mapped, refs
 from memplan.graph.weights import Weights
@@ -152,19 +153,18 @@ class Engine:
     def _runner(self, count: int) -> Iterator[Runner]:
         """A runner for this thread alone."""
         places, arena = self._layout(count)
-        slab = self._arena_pool.acquire(arena.bytes + arenas.ALIGNMENT)
-        runners = slab.runners(self)
-        with self._lock:
-            key = count, self._packed
-            runner = runners.pop(key, None)
-            if runner is None:
-                for old in [each for each in runners if each[1] != key[1]]:
-                    del runners[old]
-                runner = self._made(count, slab.memory, places, arena)
-        yield runner  # one that fails does not come back, nor does its slab
-        if len(runners) < MOST_RUNNERS:
-            runners[key] = runner
-        self._arena_pool.release(slab)
+        with self._arena_pool.slab(arena.bytes + arenas.ALIGNMENT) as slab:
+            runners: dict[Any, Runner] = slab.bound(self)
+            with self._lock:
+                key = count, self._packed
+                runner = runners.pop(key, None)
+                if runner is None:
+                    for old in [each for each in runners if each[1] != key[1]]:
+                        del runners[old]
+                    runner = self._made(count, slab.memory, places, arena)
+            yield runner  # one that fails does not come back, nor does its slab
+            if len(runners) < MOST_RUNNERS:
+                runners[key] = runner
 
     def _made(
         self, count: int, memory: torch.Tensor, places: dict[str, Place], arena: Arena

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -12,9 +13,9 @@ from memplan.fusing.engine import onednn
 from memplan.fusing.kernel import Kernel, taps
 from memplan.fusing.kernels import tape
 from memplan.fusing.layers import FusedConv, Network, Node, Norm, StackNode
-from memplan.fusing.memory import PageAllocator
+from memplan.graph.arenas import PageAllocator
 from memplan.graph.native import Bound, Play, PointerSlot
-from memplan.graph.weights import Weights
+from memplan.graph.weights import Weights, digest
 
 PIECE = 1 << 16  # weights that are scaled at a time
 
@@ -66,6 +67,9 @@ def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 PackedWeights = Packed | onednn.Packed
 Made = dict[Hashable, PackedWeights]  # by what they are packed of, and for which kernel
+# By contents: programs for other input shapes pack the same weights, as may other
+# modules of the same model. An entry lives as long as what uses it.
+_shared: WeakValueDictionary[Hashable, Packed] = WeakValueDictionary()
 # What computes each stack, by its value: a kernel, or a function of input and operands.
 Stacks = dict[str, Kernel | Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]]
 
@@ -97,6 +101,7 @@ class Packs:
         self.weights, self.network, self.nodes = weights, network, nodes
         self.kernels, self.stacks = kernels, stacks
         self.convolutions: dict[str, PackedWeights] = {}
+        self._held: dict[str, PackedWeights] = {}  # the same, as they are shared
         self._vectors: dict[Norm | FusedConv, list[torch.Tensor]] = {}  # for stacks
         own = any(kernel != "onednn" for kernel in kernels.values())
         own = own or any(isinstance(each, Kernel) for each in stacks.values())
@@ -111,7 +116,7 @@ class Packs:
                 key = packing(node, self.kernels[node.value], self.network)
                 if key not in made:
                     made[key] = self._packed(node, room)
-                found = made[key]
+                found = self._held[node.value] = made[key]
                 if isinstance(found, Packed):
                     found = replace(found, convolution=node.convolution)
                 self.convolutions[node.value] = found
@@ -121,12 +126,20 @@ class Packs:
                 self._add(node)
 
     def _packed(self, node: FusedConv, room: PageAllocator) -> PackedWeights:
-        weight, bias = folded(self.weights, node)
-        kernel = self.kernels[node.value]
-        if kernel == "onednn":
+        kernel, given = self.kernels[node.value], node.convolution
+        if kernel == "onednn":  # which may keep the model's own tensors
             size = as_4d(self.network.shapes[node.source])
-            return onednn.pack(weight, bias, node.convolution, size)
-        return pack(weight, bias, node.convolution, kernel, room=room)
+            return onednn.pack(*folded(self.weights, node), given, size)
+        names = [given.weight, given.bias]
+        for norm in node.norms:
+            names += [norm.mean, norm.var, norm.weight, norm.bias]
+        weights = [None if name is None else self.weights[name] for name in names]
+        key = digest(weights), kernel, *(norm.eps for norm in node.norms)
+        found = _shared.get(key)
+        if found is None:
+            found = pack(*folded(self.weights, node), given, kernel, room=room)
+            _shared[key] = found
+        return found
 
     def _add(self, stack: StackNode) -> None:
         for operand in stack.operands:

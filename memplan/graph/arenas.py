@@ -1,17 +1,17 @@
-"""Memory of arenas and weights, on large pages where the system gives them."""
+"""Memory of arenas and packed weights, on large pages where the system gives them."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from memplan.fusing.engine.steps import Runner
-
 
 LARGE = 2 << 20  # bytes of a large page
 ADVICE = 14  # MADV_HUGEPAGE of Linux
@@ -56,57 +56,81 @@ class PageAllocator:
         return piece.view(torch.float32)
 
 
-Runners = dict[tuple[int, int], "Runner"]  # by images and packing
-
-MOST_IDLE = 4  # kept for calls at once, of several threads
+ARENAS = 8  # of a module, for calls at the same time; further ones wait
 
 
 class Slab:
-    """Some bytes, and the runners that are bound to them, by engine and images."""
+    """Some bytes, and what is bound to their addresses."""
 
     def __init__(self, count: int) -> None:
         self.memory = arena(count)
         self.bytes = count
-        self._runners: weakref.WeakKeyDictionary[object, Runners] = (
+        self._bound: weakref.WeakKeyDictionary[object, dict[Any, Any]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def runners(self, engine: object) -> Runners:
-        """The runners of an engine that are bound to this memory."""
-        return self._runners.setdefault(engine, {})
+    def bound(self, program: object) -> dict[Any, Any]:
+        """What a program keeps for this memory, by keys of its own, while it lives."""
+        return self._bound.setdefault(program, {})
 
 
 class ArenaPool:
-    """The arena memory of a fused module, shared by its programs for all shapes.
+    """The arena memory of a module, shared by its programs for all input shapes.
 
-    A call acquires one slab. A slab that is too small is freed and replaced by a larger
-    one.
+    limit: slabs in use at the same time; further calls wait. A slab that is too small
+    is freed and replaced by a larger one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = ARENAS) -> None:
         self._idle: list[Slab] = []
+        self._limit = limit
+        self.reset()
+        _pools.add(self)
 
-    def acquire(self, count: int) -> Slab:
-        """A slab of at least so many bytes, for one caller."""
+    def reset(self) -> None:
+        """Count no slab as in use."""
+        self._left, self._turn = self._limit, threading.Condition()
+
+    @contextmanager
+    def slab(self, count: int) -> Iterator[Slab]:
+        """A slab of at least so many bytes for one caller. One whose use fails is
+        dropped."""
+        found: Slab | None = None
+        with self._turn:
+            while not self._left:
+                self._turn.wait()
+            self._left -= 1
+            if self._idle:
+                found = self._idle.pop()  # the last used, which is in the cache
         try:
-            slab = self._idle.pop()  # atomic, and what was used last is in the cache
-        except IndexError:
-            return Slab(count)
-        if slab.bytes >= count:
-            return slab
-        del slab  # before the larger one is made
-        return Slab(count)
-
-    def release(self, slab: Slab) -> None:
-        """Return a slab to the pool."""
-        if len(self._idle) < MOST_IDLE:
-            self._idle.append(slab)
+            if found is None or found.bytes < count:
+                found = None  # freed before the larger one is made
+                found = Slab(count)
+            yield found
+            self._idle.append(found)
+        finally:
+            with self._turn:
+                self._left += 1
+                self._turn.notify()
 
     def trim(self, most: int) -> None:
         """Free idle slabs that are larger than `most` bytes, as those of trials."""
-        self._idle = [slab for slab in self._idle if slab.bytes <= most]
+        with self._turn:
+            self._idle = [slab for slab in self._idle if slab.bytes <= most]
 
     @property
     def bytes(self) -> int:
         """Bytes of idle slabs."""
         return sum(slab.bytes for slab in list(self._idle))
+
+
+_pools: weakref.WeakSet[ArenaPool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Other threads' calls do not go on in a child."""
+    for pool in _pools:
+        pool.reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,326 @@
+"""Makes a model's modules in one arena, checks and measures them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from memplan.chunking.options import check_slowdown
+from memplan.chunking.search import Trial
+from memplan.compiling.fused import Fused
+from memplan.compiling.module import Compiled, Runner, tensors_of
+from memplan.compiling.report import CompilePlan
+from memplan.compiling.schedule import PackedTooMuchError
+from memplan.errors import MemplanError, UsageError
+from memplan.fusing.options import KERNELS, kernel_subsets
+from memplan.graph.call import Inputs, Signature
+from memplan.graph.capture import Target
+from memplan.graph.check import (
+    Snapshot,
+    relative_error,
+    results_of,
+    scales,
+    tolerance_of,
+)
+from memplan.graph.clock import seconds
+from memplan.graph.export import first_line
+from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
+from memplan.graph.order import EFFORT
+from memplan.graph.program import Loop, Op, Program
+from memplan.graph.reach import Attributes
+from memplan.graph.script import NoTapeError
+from memplan.units import format_bytes
+
+MAX_GROWTH = 1.02  # of memory, for a module that is faster
+PATIENT = 1.5  # seconds of a second measurement
+DEFECT = "internal error: "
+LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Options of `memplan.compile`.
+
+    max_slowdown: the largest accepted ratio of the compiled module's time to the
+    model's; None for 1.02, or 1.1 with a budget. pack: whether convolutions and layers
+    around them run as memplan's kernels, which keep the weights in a layout of their
+    own beside the model's; that saves time and activations. None to do it where all
+    that is kept then takes no more than the model's activations did. progress: is told
+    what is being done.
+    """
+
+    max_slowdown: float | None = None
+    pack: bool | None = None
+    progress: Callable[[str], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        check_slowdown(self.max_slowdown)
+
+
+class Bench:
+    """Makes modules of programs of one model, and measures them.
+
+    before: bytes that the model needs. target: the exported model. slowest: the largest
+    accepted ratio of times. plans: all that were measured. loops: of the modules that
+    have any. internal_errors: how many sets of kernels or modules each defect dropped.
+    """
+
+    before: int
+    target: Target
+    slowest: float
+
+    def __init__(
+        self, model: nn.Module, inputs: object, options: CompileOptions | None
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            kind = type(model).__name__
+            raise UsageError(f"the model must be an nn.Module, not {kind}")
+        if model.training:
+            raise UsageError("the model is in training mode; call model.eval() first")
+        options = CompileOptions() if options is None else options
+        if not isinstance(options, CompileOptions):
+            kind = type(options).__name__
+            raise UsageError(f"options must be CompileOptions, not {kind}")
+        given = inputs if isinstance(inputs, Inputs) else Inputs.of(inputs)
+        device = given.check_device(model)
+        if device != "cpu":
+            raise UsageError(f"memplan.compile runs on the CPU alone, not on {device}")
+        self.internal_errors: Counter[str] = Counter()
+        self.model = model
+        self.inputs = Signature().arranged(model, given.args, given.kwargs)
+        self.progress, self.options = options.progress, options
+        self.kernels: list[tuple[str, ...]] = []  # sets to try, the last without
+        if options.pack is not False:
+            self.kernels += [*kernel_subsets(KERNELS), ("onednn",)]
+        if not options.pack:
+            self.kernels += [()]
+        self.plans: list[CompilePlan] = []  # all that were measured
+        self.loops: WeakKeyDictionary[Compiled, Trial] = WeakKeyDictionary()
+
+    def told(self, module: Compiled) -> Compiled:
+        """The module, its plan with the defects that were met."""
+        errors = dict(self.internal_errors)
+        module.memplan = replace(module.memplan, internal_errors=errors)
+        return module
+
+    @contextmanager
+    def unwritten(self) -> Iterator[None]:
+        """Model and inputs are put back as they were."""
+        written = Snapshot([*self.inputs.leaves(), *self.model.buffers()])
+        attributes = Attributes(self.model)
+        try:
+            yield
+        finally:
+            written.restore()
+            if attributes.changed():
+                attributes.restore()
+
+    def build(self, trials: Mapping[str, Trial], limit: int) -> Compiled | None:
+        """The module of a trial, measured; None if its results differ."""
+        (trial,) = trials.values()
+        made = self.made(trial.program, trial.again, limit)
+        plan = made.memplan
+        if made.runner is None:
+            self.internal_errors[plan.reason] += 1
+            return None
+        self.loops[made] = trial
+        self.progress(
+            f"{format_bytes(plan.bytes_after)} in all, {plan.slowdown:.2f} of the time"
+        )
+        return made
+
+    def peak(self, module: Compiled) -> int:
+        """Bytes of the arena and what lies beside it."""
+        return module.memplan.bytes_after
+
+    def settled(self, module: Compiled, enough: float) -> bool:
+        """Whether it is fast enough; `build` timed it."""
+        return module.memplan.slowdown <= enough
+
+    def slowdown(self, module: Compiled) -> float:
+        """The ratio that `build` measured."""
+        return module.memplan.slowdown
+
+    def fastest(self, modules: Sequence[Compiled], enough: float) -> Compiled:
+        """The fastest of some modules."""
+        return min(modules, key=self.slowdown)
+
+    def unchanged(self, reason: str) -> Compiled:
+        version = torch.__version__
+        plan = CompilePlan("unchanged", reason, version, self.before, self.before)
+        return Compiled(self.model, plan, None)
+
+    def made(
+        self, program: Program, again: tuple[str, ...] = (), limit: float = math.inf
+    ) -> Compiled:
+        """A module that runs `program`, measured; the model itself if that is wrong.
+
+        Of kernels that need no more than `limit` and the model, the fastest.
+        """
+        self.progress("planning")
+        room = min(limit, MAX_GROWTH * self.before)
+
+        def rank(module: Compiled) -> tuple[int, float]:
+            plan = module.memplan
+            if module.runner is None:
+                return 2, 0.0
+            if plan.bytes_after > room:
+                return 1, plan.bytes_after
+            return 0, plan.slowdown
+
+        loops = any(isinstance(step, Loop) for step in program.ops)
+        effort = EFFORT // LESS if loops else EFFORT
+        most = self.before if self.options.pack is None else None
+        best, failed = None, list[str]()
+        for kernels in list(self.kernels):
+            try:
+                runner = Runner(
+                    self.target, program, self.inputs, kernels, effort, most
+                )
+            except PackedTooMuchError:
+                self.kernels.remove(kernels)
+                continue
+            except NoTapeError as refusal:
+                reason = f"it has {refusal}, which a tape cannot hold"
+                found = self.unchanged(reason)
+            except Exception as failure:  # the model itself runs
+                found = self.unchanged(f"{DEFECT}{first_line(failure)}")
+            else:
+                schedule = runner.schedule
+                both = schedule.packed + schedule.plan.peak
+                if most is not None and schedule.packed and both > most:
+                    continue
+                found = self._checked(runner, program, again)
+            if found.runner is None:
+                failed.append(found.memplan.reason)
+            best = min([*([best] if best else []), found], key=rank)
+            if rank(best) <= (0, 1.0):
+                break
+        assert best is not None
+        if best.runner is not None:  # else its reason is told
+            defects = (each for each in failed if each.startswith(DEFECT))
+            self.internal_errors.update(defects)
+        return best
+
+    def _checked(
+        self, runner: Runner, program: Program, again: tuple[str, ...]
+    ) -> Compiled:
+        if difference := runner.difference(self.inputs):
+            return self.unchanged(f"it can be compiled only {difference}")
+        try:
+            runner.learn(self.inputs.run(self.model), runner(self.inputs))
+            self.progress("checking the results")
+            error = self._error(runner)
+        except NoTapeError as refusal:
+            return self.unchanged(f"it has {refusal}, which a tape cannot hold")
+        except Exception as failure:  # as above, of torch's kernels
+            return self.unchanged(f"{DEFECT}{first_line(failure)}")
+        if error > (most := tolerance_of([self.inputs.run(self.model)])):
+            given = tensors_of(self.inputs)
+            if len({each.data_ptr() for each in given}) < len(given):
+                return self.unchanged("one tensor is several of its arguments")
+            return self.unchanged(
+                f"results differ by {error:.1e}, more than {most:.0e}"
+            )
+        return self._measured(runner, program, again, error)
+
+    def _error(self, runner: Runner) -> float:
+        """The largest error of the runner's results, on these inputs and on noise."""
+        model, inputs = self.model, self.inputs
+
+        def as_model(*args: object, **kwargs: object) -> object:
+            given = Inputs(args, kwargs)
+            if difference := runner.difference(given):  # kernels would read elsewhere
+                raise MemplanError(f"it is compiled {difference}")
+            return runner(given)
+
+        expected = results_of(inputs, model, model)
+        found = results_of(inputs, model, as_model, len(expected))
+        if all(
+            relative_error(*pair) == 0 for pair in zip(expected, found, strict=True)
+        ):
+            return 0.0
+        rounding = scales(lambda: results_of(inputs, model, model), expected)
+        most = tolerance_of(expected)
+        least = [[10 * each / most for each in row] for row in rounding]
+        pairs = zip(expected, found, least, strict=True)
+        return max(relative_error(*each) for each in pairs)
+
+    def _measured(
+        self, runner: Runner, program: Program, again: tuple[str, ...], error: float
+    ) -> Compiled:
+        """The module with its figures."""
+        schedule, model, inputs = runner.schedule, self.model, self.inputs
+        ops = schedule.flat.program.ops
+        self.progress("measuring")
+        beside = activation_peak(lambda: runner(inputs))
+        targets = (op.target for op in ops if isinstance(op, Op))
+        kernels = [each for each in targets if isinstance(each, Fused)]
+        plan = CompilePlan(
+            status="compiled",
+            reason="",
+            torch=torch.__version__,
+            bytes_before=self.before,
+            bytes_after=schedule.plan.peak + beside,
+            arena=schedule.plan.peak,
+            beside=beside,
+            requests_before=_requests(lambda: inputs.run(model)),
+            requests_after=_requests(lambda: runner(inputs)),
+            asking=dict(Counter(schedule.beside).most_common()),
+            operators=len(ops),
+            loops=sum(isinstance(step, Loop) for step in program.ops),
+            again=again,
+            order_proof=schedule.order.proof,
+            order_bound=schedule.order.bound,
+            kernels=len(kernels),
+            fused=sum(each.layers for each in kernels),
+            folded=schedule.flat.folded,
+            packed=schedule.packed,
+            error=error,
+            plan=schedule.plan,
+        )
+        module = Compiled(model, plan, runner)
+        runs = [lambda: inputs.run(model), lambda: inputs.run(module)]
+        with torch.no_grad():
+            before, after = seconds(runs)
+            if after > self.slowest * before:  # another program may have disturbed it
+                more = seconds(runs, enough=PATIENT)
+                before, after = map(min, zip((before, after), more, strict=True))
+        module.memplan = replace(plan, seconds_before=before, seconds_after=after)
+        self.plans.append(module.memplan)
+        return module
+
+    def judged(self, module: Compiled) -> Compiled:
+        """The module; the model itself if it gains nothing."""
+        plan = module.memplan
+        if module.runner is None:
+            return module
+        if plan.slowdown > self.slowest:
+            return self.unchanged(f"it {too_slow(module, self.slowest)}")
+        if plan.bytes_after > MAX_GROWTH * self.before:
+            return self.unchanged(
+                f"it would need {format_bytes(plan.bytes_after)} of memory, the model "
+                f"needs {format_bytes(self.before)}"
+            )
+        if plan.bytes_after >= self.before and plan.slowdown >= 1:
+            return self.unchanged("it would save neither memory nor time")
+        return module
+
+
+def too_slow(module: Compiled, most: float) -> str:
+    ratio = module.memplan.slowdown
+    return f"would take {ratio:.2f} times as long; the limit is {most:.2f}"
+
+
+def _requests(run: Run) -> int:
+    """Requests to the allocator in a run."""
+    with torch.no_grad():
+        events = events_of(run)
+    return sum(event.name() == MEMORY and event.nbytes() > 0 for event in events)
