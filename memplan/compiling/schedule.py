@@ -17,7 +17,8 @@ from memplan.core.verify import verify
 from memplan.errors import MemplanError
 from memplan.graph.execute import Layout, Tape
 from memplan.graph.infer import Inference
-from memplan.graph.lives import ALIGNMENT, lives
+from memplan.graph.lending import ALIGNMENT
+from memplan.graph.lives import lives
 from memplan.graph.nest import storages
 from memplan.graph.order import EFFORT, Order, least_peak, reordered, tasks_of
 from memplan.graph.program import Program
@@ -112,7 +113,8 @@ def scheduled(
     flat = replace(flat, program=reordered(flat.program, order.order))
     found = lives(flat.program, ways.served.keys(), ways.asked, candidates)
     plan = solve(found.problem)
-    if violations := verify(plan):
+    plans = [plan, *([found.loan.plan] if found.loan else [])]
+    if violations := [each for made in plans for each in verify(made)]:
         raise MemplanError(f"the plan of an arena does not verify: {violations[0]}")
     places = [int(each) for each in plan.offsets]
     offsets = dict(zip(found.roots, places, strict=False))
@@ -121,5 +123,5 @@ def scheduled(
         for name, rows in found.asked.items()
         if rows
     }
-    layout = Layout(offsets, found.over, ways.served, asked)
+    layout = Layout(offsets, found.over, ways.served, asked, found.host, found.lent)
     return Schedule(flat, order, plan, layout, nbytes)

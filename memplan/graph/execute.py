@@ -11,7 +11,7 @@ Kernels of memplan's own run in segments, each as one operator.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any
 
@@ -69,13 +69,16 @@ class Layout:
     offsets: bytes, of each storage in the arena by its root. over: results that lie in
     the memory of an operand, by their name. served: of operators, how they write where
     they are told; the others make results of their own. asked: what these ask for, and
-    where in the arena it lies; torch allocates the rest.
+    where in the arena it lies; torch allocates the rest. host, lent: a result, and
+    offsets of storages that lie in its memory until it is written.
     """
 
     offsets: Mapping[str, int]
     over: Mapping[str, str]
     served: Mapping[str, Served]
     asked: Mapping[str, Sequence[Placed]]
+    host: str = ""
+    lent: Mapping[str, int] = field(default_factory=dict)
 
 
 class Tape:
@@ -102,6 +105,7 @@ class Tape:
         self._storage: dict[str, str] = {}  # of results over operands: the arena's root
         self._kernels: list[tuple[Op, Bound]] = []  # those that run together
         self._segments: list[Segment] = []
+        self._host = self._new(program.metas[layout.host]) if layout.host else ""
         for op in program.ops:
             assert isinstance(op, Op)
             self._step(op)
@@ -276,9 +280,22 @@ class Tape:
             tensor = placed(self._arena, self._layout.offsets[root], meta)
             self._real[op.name] = tensor
             return self._text.bound(tensor)
-        name = self._new(meta) if over is None else self._names[over]
+        if root in self._layout.lent:
+            name = self._in_host(self._layout.lent[root], meta)
+        elif over is not None:
+            name = self._names[over]
+        else:
+            name = self._host if root == self._layout.host else self._new(meta)
         self._names[op.name] = name
         return name
+
+    def _in_host(self, offset: int, meta: Meta) -> str:
+        """The tensor of this form at `offset` bytes of a result that comes later."""
+        first = offset // int(meta.dtype.itemsize)
+        words = [self._ints(meta.shape), self._ints(meta.strides), self._whole(first)]
+        return self._emit(
+            "Tensor", f"aten::as_strided({self._host}, {', '.join(words)})"
+        )
 
     def _new(self, meta: Meta) -> str:
         self._mark(TORCH)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from memplan.core.problem import Problem
+from memplan.graph.lending import ALIGNMENT, Loan, lend
 from memplan.graph.liveness import Candidates, lifetimes, overwrites, roots_of
 from memplan.graph.program import Meta, Program, Step, refs
 from memplan.graph.requests import Asked
-
-ALIGNMENT = 64  # bytes, of every storage
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,9 @@ class Lives:
 
     problem: a buffer for each, on a clock with a tick an operator, and one for each
     request or free while it runs. roots: names in the program of the first of them, in
-    order; then come the requests of operators. asked: of each operator that has any,
+    order; then come the requests of operators. host: the result in whose memory others
+    lie until it is written, by root; "" without one. loan: where they lie there; lent:
+    the same by root. asked: of each operator that has any,
     its requests: bytes, the buffer of the problem or None if it is not in the arena,
     and whether the operator frees it itself. over: results that lie in the memory of an
     operand, by their name.
@@ -28,6 +29,9 @@ class Lives:
 
     problem: Problem
     roots: list[str]
+    host: str
+    lent: dict[str, int]
+    loan: Loan | None
     asked: dict[str, list[tuple[int, int | None, bool]]]
     over: dict[str, str]
 
@@ -81,9 +85,32 @@ def lives(
                     label, end = root, ends[root]
             at = None if end is None else held.add(label, each.bytes, start, end)
             rows.append((each.bytes, at, each.died is not None))
-    columns = (held.starts, held.ends, held.sizes)
-    problem = Problem.of(*columns, alignment=ALIGNMENT, labels=held.labels)
-    return Lives(problem, roots, found, over)
+    whole = held.problem(range(len(held.labels)))
+    host = max(escaping & served & owned.keys(), key=owned.__getitem__, default="")
+    loan = None
+    if host:
+        kinds = {root: {program.metas[root].dtype} for root in (*roots, host)}
+        for name, root in holder.items():
+            kinds.get(root, set()).add(program.metas[name].dtype)
+        wanted = [
+            number
+            for number, root in enumerate(roots)
+            if ends[root] <= first[host] and kinds[root] == kinds[host]
+        ]
+        loan = lend(whole, wanted, first[host], owned[host])
+    if loan is None:
+        return Lives(whole, roots, "", {}, None, found, over)
+    lent = {roots[number]: at for number, at in loan.offsets.items()}
+    left = [number for number in range(len(held.labels)) if number not in loan.offsets]
+    places = {old: new for new, old in enumerate(left)}
+    moved = {
+        name: [
+            (size, None if at is None else places[at], own) for size, at, own in rows
+        ]
+        for name, rows in found.items()
+    }
+    kept = [root for root in roots if root not in lent]
+    return Lives(held.problem(left), kept, host, lent, loan, moved, over)
 
 
 @dataclass
@@ -100,6 +127,14 @@ class _Buffers:
         self.starts.append(start)
         self.ends.append(end)
         return len(self.labels) - 1
+
+    def problem(self, chosen: Iterable[int]) -> Problem:
+        """Some of the buffers, by number, as a problem."""
+        numbers = list(chosen)
+        columns = (self.starts, self.ends, self.sizes)
+        rows = ([column[each] for each in numbers] for column in columns)
+        labels = [self.labels[each] for each in numbers]
+        return Problem.of(*rows, alignment=ALIGNMENT, labels=labels)
 
 
 def _root_of(program: Program, step: Step, result: int) -> str:

@@ -46,14 +46,16 @@ class Asked:
 
     @property
     def scratch(self) -> int:
-        """The most bytes that are live at once of blocks that it frees itself."""
-        changes = [(each.born, each.bytes) for each in self.requests if each.died]
+        """By how many bytes the most that are live at once exceed those that outlive
+        it: it may free blocks before it asks for its results."""
+        changes = [(each.born, each.bytes) for each in self.requests]
         changes += [(each.died, -each.bytes) for each in self.requests if each.died]
-        now = most = 0
+        now, most = 0, sum(each.bytes for each in self.requests if not each.died)
+        kept = most
         for _, size in sorted(changes):
             now += size
             most = max(most, now)
-        return most
+        return most - kept
 
 
 def watched(run: Callable[[], Any]) -> tuple[Any, Asked]:

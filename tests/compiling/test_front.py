@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
-from memplan.compiling import compile as compiling  # noqa: E402
+from memplan.compiling import bench  # noqa: E402
 from memplan.compiling.compile import best_of  # noqa: E402
 from memplan.compiling.report import CompilePlan  # noqa: E402
 from memplan.errors import NoPlanError, UsageError  # noqa: E402
@@ -54,13 +54,13 @@ def test_a_front_that_is_interrupted_says_so() -> None:
 
 
 def test_what_a_defect_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fails(compiling.Runner):
+    class Fails(bench.Runner):
         def __init__(self, target: Any, program: Any, *rest: Any) -> None:
             if any(isinstance(step, Loop) for step in program.ops):
                 raise ZeroDivisionError("a defect")
             super().__init__(target, program, *rest)
 
-    monkeypatch.setattr(compiling, "Runner", Fails)
+    monkeypatch.setattr(bench, "Runner", Fails)
     found = memplan.compile_front(*models.attention(tokens=256))
     assert [plan.loops for plan in found.plans] == [0]
     assert list(found.internal_errors) == [

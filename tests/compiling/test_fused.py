@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
-from memplan.compiling import compile, schedule  # noqa: A004, E402
+from memplan.compiling import bench, schedule  # noqa: E402
 from memplan.core.verify import verify  # noqa: E402
 from memplan.fusing.engine import decide  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
@@ -52,7 +52,7 @@ def leaves(results: Any) -> list[Any]:
 @pytest.fixture(autouse=True)
 def faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is compiled counts as faster than the model, also on a busy machine."""
-    monkeypatch.setattr(compile, "seconds", lambda runs, **_: [1.0, 0.5])
+    monkeypatch.setattr(bench, "seconds", lambda runs, **_: [1.0, 0.5])
 
 
 @pytest.fixture

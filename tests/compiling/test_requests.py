@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
-from memplan.compiling import compile  # noqa: A004, E402
+from memplan.compiling import bench  # noqa: E402
 from memplan.errors import MemplanError  # noqa: E402
 from memplan.graph.arenas import ArenaPool  # noqa: E402
 from memplan.graph.requests import TORCH, Service, watched  # noqa: E402
@@ -127,7 +127,7 @@ def test_packed_weights_follow_the_models() -> None:
 def test_weights_are_packed_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """By themselves: only if all that is kept takes no more than before, and it is not
     slower."""
-    monkeypatch.setattr(compile, "seconds", lambda runs, **_: [1.0] * len(runs))
+    monkeypatch.setattr(bench, "seconds", lambda runs, **_: [1.0] * len(runs))
     few = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()).eval()
     many = nn.Sequential(nn.Conv2d(256, 256, 3), nn.ReLU()).eval()
     given = memplan.CompileOptions(max_slowdown=1000.0)
@@ -185,8 +185,22 @@ def test_what_an_operator_asks_for() -> None:
     result, asked = watched(run)
     rows = [(each.bytes, each.born, each.died, each.result) for each in asked.requests]
     assert rows == [(100, 0, 2, None), (200, 1, None, 0), (300, 3, None, 1)]
-    assert (asked.events, asked.scratch) == (4, 100)
+    assert (asked.events, asked.scratch) == (4, 0)  # the first goes before the third
     assert len(result) == 2
+
+
+def test_scratch_is_what_lives_beside_the_results() -> None:
+    install("testing")
+
+    def run() -> Any:
+        first = bytes_(100)
+        second = bytes_(50)
+        del first
+        third = bytes_(70)
+        return third if second.numel() else None
+
+    _, asked = watched(run)
+    assert asked.scratch == 100 + 50 - 70
 
 
 def test_requests_are_served_in_their_step(arena: Any) -> None:
