@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from memplan.graph.standin import StandIn
 from memplan.graph.weights import has_hooks
 
 MOST = 20_000  # objects that are looked at
+CONTAINERS = (OrderedDict, dict, list, set, deque)
 LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"} - {"__main__"}
 
 # What torch keeps in every module, beside its mode, its tensors and its submodules.
@@ -94,7 +95,7 @@ class Attributes:
                 self._left += [(value, each) for each in vars(value).values()]
             else:
                 self._object(value, value, UNSEEN)
-        elif isinstance(value, dict | list | set | deque):
+        elif isinstance(value, CONTAINERS):
             self._container(owner, value)
         elif isinstance(value, tuple | frozenset):
             self._left += [(owner, each) for each in value]
@@ -155,21 +156,27 @@ class Attributes:
                 self._left.append((owner, inner))
 
     def _container(self, owner: nn.Module, value: Any) -> None:
-        def put(then: Held) -> None:
-            value.clear()
-            if isinstance(value, dict):
-                value.update(then)
-            elif isinstance(value, set):
-                value.update(then.values())
-            else:
-                value.extend(then.values())
+        # By the methods of the kind itself: a subclass's may make what they return.
+        kind: Any = next(each for each in CONTAINERS if isinstance(value, each))
 
-        if isinstance(value, dict):
-            self._hold(owner, lambda: dict(value), put)
-        elif isinstance(value, set):
-            self._hold(owner, lambda: {each: each for each in value}, put)
-        else:
-            self._hold(owner, lambda: dict(enumerate(value)), put)
+        def now() -> Held:
+            if issubclass(kind, dict):
+                return dict(kind.items(value))
+            if kind is set:
+                return {each: each for each in set.__iter__(value)}
+            return dict(enumerate(kind.__iter__(value)))
+
+        def put(then: Held) -> None:
+            kind.clear(value)
+            if issubclass(kind, dict):
+                for key, each in then.items():
+                    kind.__setitem__(value, key, each)
+            elif kind is set:
+                set.update(value, then)
+            else:
+                kind.extend(value, then.values())
+
+        self._hold(owner, now, put)
 
     def _function(self, owner: nn.Module, function: types.FunctionType) -> None:
         if _is_library(function):

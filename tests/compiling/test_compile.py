@@ -6,6 +6,7 @@ import copy
 import random
 import threading
 import warnings
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -472,6 +473,29 @@ class Says(Perceptron):
     def forward(self, x: Any) -> Any:
         print("called")
         return super().forward(x)
+
+
+class Made(OrderedDict[str, Any]):
+    """Makes what it is asked for, as the activations of transformers do."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key)()
+
+
+ACTIVATIONS = Made(relu=nn.ReLU, gelu=nn.GELU)
+
+
+class Tabled(Perceptron):
+    def forward(self, x: Any) -> Any:
+        return ACTIVATIONS["relu"](super().forward(x))
+
+
+def test_a_table_that_makes_what_it_holds_stays() -> None:
+    model, x = Tabled().eval(), torch.randn(256, 32)
+    module = compiled(model, x)
+    with torch.no_grad():
+        assert torch.equal(module(x), model(x))
+    assert list(ACTIVATIONS.items()) == [("relu", nn.ReLU), ("gelu", nn.GELU)]
 
 
 class Draws(Perceptron):
