@@ -116,12 +116,16 @@ def scheduled(
     plans = [plan, *([found.loan.plan] if found.loan else [])]
     if violations := [each for made in plans for each in verify(made)]:
         raise MemplanError(f"the plan of an arena does not verify: {violations[0]}")
-    places = [int(each) for each in plan.offsets]
-    offsets = dict(zip(found.roots, places, strict=False))
+    where = dict(zip(found.numbers, map(int, plan.offsets), strict=True))
+    lent = found.loan.offsets if found.loan else {}
+    where.update((number, plan.peak + at) for number, at in lent.items())
+    roots = enumerate(found.roots)
+    offsets = {root: where[i] for i, root in roots if i not in lent}
+    hosted = {found.roots[i]: at for i, at in lent.items() if i < len(found.roots)}
     asked = {
-        name: [(size, -1 if at is None else places[at], own) for size, at, own in rows]
+        name: [(size, -1 if at is None else where[at], own) for size, at, own in rows]
         for name, rows in found.asked.items()
         if rows
     }
-    layout = Layout(offsets, found.over, ways.served, asked, found.host, found.lent)
+    layout = Layout(offsets, found.over, ways.served, asked, found.host, hosted)
     return Schedule(flat, order, plan, layout, nbytes)

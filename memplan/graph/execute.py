@@ -21,7 +21,7 @@ from torch import Tensor
 from memplan.graph.liveness import in_place
 from memplan.graph.native import OPERATOR, OUT, Assembled, Bound, Native, Segment
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
-from memplan.graph.requests import TORCH, Placed, Service
+from memplan.graph.requests import HOST, TORCH, Placed, Service
 from memplan.graph.script import NoTapeError, Text, code, element, schema_name, spelled
 
 Out = Any
@@ -105,7 +105,9 @@ class Tape:
         self._storage: dict[str, str] = {}  # of results over operands: the arena's root
         self._kernels: list[tuple[Op, Bound]] = []  # those that run together
         self._segments: list[Segment] = []
-        self._host = self._new(program.metas[layout.host]) if layout.host else ""
+        self._host = ""
+        if layout.host:
+            self._host = self._new(program.metas[layout.host], HOST)
         for op in program.ops:
             assert isinstance(op, Op)
             self._step(op)
@@ -297,8 +299,8 @@ class Tape:
             "Tensor", f"aten::as_strided({self._host}, {', '.join(words)})"
         )
 
-    def _new(self, meta: Meta) -> str:
-        self._mark(TORCH)
+    def _new(self, meta: Meta, mark: str = TORCH) -> str:
+        self._mark(mark)
         size = self._ints(meta.shape)
         stride = self._ints(meta.strides)
         options = ", ".join(

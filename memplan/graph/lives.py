@@ -9,7 +9,8 @@ from itertools import accumulate
 from memplan.core.problem import Problem
 from memplan.graph.lending import ALIGNMENT, Loan, lend
 from memplan.graph.liveness import Candidates, lifetimes, overwrites, roots_of
-from memplan.graph.program import Meta, Program, Step, refs
+from memplan.graph.native import Native
+from memplan.graph.program import Meta, Op, Program, Step, refs
 from memplan.graph.requests import Asked
 
 
@@ -18,19 +19,18 @@ class Lives:
     """The storages that an arena holds.
 
     problem: a buffer for each, on a clock with a tick an operator, and one for each
-    request or free while it runs. roots: names in the program of the first of them, in
-    order; then come the requests of operators. host: the result in whose memory others
-    lie until it is written, by root; "" without one. loan: where they lie there; lent:
-    the same by root. asked: of each operator that has any,
-    its requests: bytes, the buffer of the problem or None if it is not in the arena,
-    and whether the operator frees it itself. over: results that lie in the memory of an
-    operand, by their name.
+    request or free while it runs. numbers: of its buffers, among all. roots: names in
+    the program of the first of all; then come the requests of operators. host, loan:
+    the result in whose memory the others lie until it is written, by root, and where;
+    "" and None without one. asked: of each operator that has any, its requests: bytes,
+    the buffer's number or None if it is not in the arena, and whether the operator
+    frees it itself. over: results that lie in the memory of an operand, by their name.
     """
 
     problem: Problem
+    numbers: list[int]
     roots: list[str]
     host: str
-    lent: dict[str, int]
     loan: Loan | None
     asked: dict[str, list[tuple[int, int | None, bool]]]
     over: dict[str, str]
@@ -69,6 +69,7 @@ def lives(
     ]
     for root in roots:
         held.add(root, owned[root], first[root], ends[root])
+    movable = set(range(len(roots)))
     found: dict[str, list[tuple[int, int | None, bool]]] = {}
     for step in program.ops:
         if step.name not in asked:
@@ -84,33 +85,24 @@ def lives(
                 if root in owned and root not in escaping:
                     label, end = root, ends[root]
             at = None if end is None else held.add(label, each.bytes, start, end)
+            if at is not None and not _is_native(step):
+                movable.add(at)
             rows.append((each.bytes, at, each.died is not None))
-    whole = held.problem(range(len(held.labels)))
+    every = range(len(held.labels))
+    whole = held.problem(every)
     host = max(escaping & served & owned.keys(), key=owned.__getitem__, default="")
     loan = None
     if host:
         kinds = {root: {program.metas[root].dtype} for root in (*roots, host)}
         for name, root in holder.items():
             kinds.get(root, set()).add(program.metas[name].dtype)
-        wanted = [
-            number
-            for number, root in enumerate(roots)
-            if ends[root] <= first[host] and kinds[root] == kinds[host]
-        ]
+        movable -= {i for i, root in enumerate(roots) if kinds[root] != kinds[host]}
+        wanted = [each for each in movable if held.ends[each] <= first[host]]
         loan = lend(whole, wanted, first[host], owned[host])
     if loan is None:
-        return Lives(whole, roots, "", {}, None, found, over)
-    lent = {roots[number]: at for number, at in loan.offsets.items()}
-    left = [number for number in range(len(held.labels)) if number not in loan.offsets]
-    places = {old: new for new, old in enumerate(left)}
-    moved = {
-        name: [
-            (size, None if at is None else places[at], own) for size, at, own in rows
-        ]
-        for name, rows in found.items()
-    }
-    kept = [root for root in roots if root not in lent]
-    return Lives(held.problem(left), kept, host, lent, loan, moved, over)
+        return Lives(whole, [*every], roots, "", None, found, over)
+    left = [number for number in every if number not in loan.offsets]
+    return Lives(held.problem(left), left, roots, host, loan, found, over)
 
 
 @dataclass
@@ -135,6 +127,10 @@ class _Buffers:
         rows = ([column[each] for each in numbers] for column in columns)
         labels = [self.labels[each] for each in numbers]
         return Problem.of(*rows, alignment=ALIGNMENT, labels=labels)
+
+
+def _is_native(step: Step) -> bool:
+    return isinstance(step, Op) and isinstance(step.target, Native)
 
 
 def _root_of(program: Program, step: Step, result: int) -> str:

@@ -93,10 +93,12 @@ def watched(run: Callable[[], Any]) -> tuple[Any, Asked]:
 
 Placed = tuple[int, int, bool]
 """A request's bytes; its offset in the arena, or -1 if it is not to lie there; whether
-the operator frees it itself."""
+the operator frees it itself. Offsets beyond the arena are in the memory of a result."""
 
 
-TORCH = ""  # among the names of operators: what comes next is torch's to serve
+# Among the names of operators: what comes next is torch's to serve; and that is the
+# result in whose memory others lie.
+TORCH, HOST = "", "<result>"
 
 
 class Service:
@@ -109,7 +111,7 @@ class Service:
     def __init__(self, arena: Tensor, steps: Mapping[str, Sequence[Placed]]) -> None:
         from memplan.native import _alloc
 
-        names = (*steps, TORCH)
+        names = (*steps, TORCH, HOST)
         self.marks = {name: _alloc.CALL_MARK + i for i, name in enumerate(names)}
         self.missed = 0
         requests = [list(each) for each in steps.values()]

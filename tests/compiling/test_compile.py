@@ -71,6 +71,41 @@ def test_a_perceptron_asks_for_its_result_alone() -> None:
         assert activation_peak(lambda: module(x)) == 256 * 8 * 4
 
 
+class Classifying(nn.Module):
+    """Its results take more than all else, as those of language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.inner = nn.MultiheadAttention(64, 2, batch_first=True)
+        self.wide, self.narrow = nn.Linear(64, 1024), nn.Linear(1024, 64)
+        self.classes = nn.Linear(64, 2000)
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(x)
+        x = x + self.inner(y, y, y, need_weights=False)[0]
+        x = x + self.narrow(self.wide(x).tanh())
+        return self.classes(x), x.mean()
+
+
+def test_values_lie_in_the_memory_of_a_result_until_it_is_written() -> None:
+    torch.manual_seed(0)
+    model, x = Classifying().eval(), torch.randn(1, 128, 64)
+    module = compiled(model, x)
+    plan = module.memplan
+    assert plan.arena < 128 * 1024 * 4 < plan.beside
+    assert plan.bytes_after == plan.order_bound
+    assert plan.requests_after == 2
+    inputs = [torch.randn_like(x) for _ in range(3)]
+    with torch.no_grad():
+        found = [module(each) for each in inputs]
+        with module.runner.tape() as tape:
+            assert tape.missed == 0
+        for results, each in zip(found, inputs, strict=True):
+            for one, other in zip(results, model(each), strict=True):
+                assert torch.allclose(one, other, atol=1e-5)
+
+
 class Scored(nn.Module):
     def __init__(self) -> None:
         super().__init__()

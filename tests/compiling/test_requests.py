@@ -15,7 +15,7 @@ import memplan  # noqa: E402
 from memplan.compiling import bench  # noqa: E402
 from memplan.errors import MemplanError  # noqa: E402
 from memplan.graph.arenas import ArenaPool  # noqa: E402
-from memplan.graph.requests import TORCH, Service, watched  # noqa: E402
+from memplan.graph.requests import HOST, TORCH, Service, watched  # noqa: E402
 from memplan.recording.shim import install  # noqa: E402
 from tests.compiling.modules import compiled  # noqa: E402
 
@@ -236,6 +236,29 @@ def test_memory_that_a_step_keeps_is_an_error(arena: Any) -> None:
     with pytest.raises(MemplanError, match="kept memory"):
         service.end()
     del kept
+
+
+def test_requests_in_the_memory_of_a_result(arena: Any) -> None:
+    steps = {"a": [(64, 4096, True), (64, 4096 + 128, False)], "b": [(64, 0, False)]}
+    service = Service(arena, steps)
+    service.begin()
+    bytes_(service.marks["a"])
+    early = bytes_(64)  # there is no result yet
+    bytes_(service.marks[HOST])
+    result = bytes_(500)
+    bytes_(service.marks["a"])
+    scratch = bytes_(64)
+    kept = bytes_(64)
+    base = result.data_ptr()
+    assert (scratch.data_ptr(), kept.data_ptr()) == (base, base + 128)
+    del scratch
+    bytes_(service.marks["b"])
+    assert bytes_(64).data_ptr() == arena.data_ptr()
+    with pytest.raises(MemplanError, match="kept memory"):
+        service.end()
+    del kept  # belongs to the result: it is not torch's to free
+    result.fill_(1)
+    del early, result
 
 
 def test_blocks_may_outlive_the_service(arena: Any) -> None:

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <utility>
+#include <set>
 
 namespace memplan {
 
@@ -21,9 +21,12 @@ std::atomic<bool> any_current = false;
 char marked;
 
 // The arenas of all calls, by their first byte beyond. One of which blocks are alive stays.
+// strays: blocks in hosts that outlived their call.
 struct Arenas {
   std::mutex mutex;
   std::map<const void*, std::pair<const void*, Call*>> by_end;
+  std::multiset<const void*> strays;
+  void counts() { count = by_end.size() + strays.size(); }
   std::atomic<std::size_t> count = 0;
 };
 
@@ -39,7 +42,7 @@ Call::Call(void* arena, std::size_t bytes, std::vector<Step> steps)
     : arena_(static_cast<char*>(arena)), bytes_(bytes), steps_(std::move(steps)) {
   std::lock_guard lock(arenas().mutex);
   arenas().by_end[arena_ + bytes_] = {arena_, this};
-  arenas().count = arenas().by_end.size();
+  arenas().counts();
 }
 
 Call::~Call() {
@@ -48,7 +51,7 @@ Call::~Call() {
     arenas().by_end[arena_ + bytes_].second = nullptr;
   } else {
     arenas().by_end.erase(arena_ + bytes_);
-    arenas().count = arenas().by_end.size();
+    arenas().counts();
   }
 }
 
@@ -61,12 +64,21 @@ void Call::begin() {
   outer_ = std::exchange(current_call, this);
   outcome_ = {};
   step_ = nullptr;
+  host_ = nullptr;
+  expects_host_ = false;
 }
 
 CallOutcome Call::end() {
   current_call = std::exchange(outer_, nullptr);
   outcome_.kept += scratch_.size();
   scratch_.clear();
+  if (!lent_.empty()) {
+    outcome_.kept += lent_.size();
+    std::lock_guard lock(arenas().mutex);
+    arenas().strays.insert(lent_.begin(), lent_.end());
+    arenas().counts();
+    lent_.clear();
+  }
   return outcome_;
 }
 
@@ -74,6 +86,7 @@ void Call::mark(std::size_t step) {
   outcome_.kept += scratch_.size();
   scratch_.clear();
   step_ = step < steps_.size() ? &steps_[step] : nullptr;
+  expects_host_ = step == steps_.size() + 1;
   next_ = 0;
 }
 
@@ -92,26 +105,57 @@ void* Call::serve(std::size_t bytes) {
   const std::size_t now = next_++;
   const std::int64_t offset = step_->requests[now].offset;
   if (offset < 0) return nullptr;
-  void* block = arena_ + offset;
+  const bool lent = static_cast<std::size_t>(offset) >= bytes_;
+  if (lent && host_ == nullptr) return nullptr;
+  void* block = lent ? host_ + (offset - static_cast<std::int64_t>(bytes_)) : arena_ + offset;
   if (step_->scratch[now]) scratch_.push_back(block);
+  if (lent) {
+    lent_.push_back(block);
+    return block;
+  }
   alive_.fetch_add(1, std::memory_order_relaxed);
   return block;
 }
 
+namespace {
+
+// Remove the last of these that is `block`; whether there was one.
+bool take(std::vector<void*>& blocks, void* block) {
+  const auto found = std::find(blocks.rbegin(), blocks.rend(), block);
+  if (found == blocks.rend()) return false;
+  blocks.erase(std::next(found).base());
+  return true;
+}
+
+}  // namespace
+
 void Call::died(void* block) {
   alive_.fetch_sub(1);
-  const auto found = std::find(scratch_.rbegin(), scratch_.rend(), block);
-  if (found != scratch_.rend()) scratch_.erase(std::next(found).base());
+  take(scratch_, block);
+}
+
+bool Call::returned(void* block) {
+  if (!take(lent_, block)) return false;
+  take(scratch_, block);
+  return true;
 }
 
 bool Call::release(void* block) {
   if (block == &marked) return true;
-  if (Call* call = current(); call != nullptr && call->contains(block)) {
-    call->died(block);
-    return true;
+  if (Call* call = current(); call != nullptr) {
+    if (call->contains(block)) {
+      call->died(block);
+      return true;
+    }
+    if (call->returned(block)) return true;
   }
   if (arenas().count.load(std::memory_order_relaxed) == 0) return false;
   std::lock_guard lock(arenas().mutex);
+  if (const auto stray = arenas().strays.find(block); stray != arenas().strays.end()) {
+    arenas().strays.erase(stray);
+    arenas().counts();
+    return true;
+  }
   const auto found = arenas().by_end.upper_bound(block);
   if (found == arenas().by_end.end() || block < found->second.first) return false;
   if (Call* call = found->second.second) call->alive_.fetch_sub(1);

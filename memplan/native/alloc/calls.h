@@ -7,11 +7,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace memplan {
 
 // A request, served `offset` bytes into the arena; if that is negative, not by the call.
+// What lies beyond the arena is in the host: a block that the call lets the allocator
+// beneath serve, in whose memory others lie before it is used.
 struct PlacedRequest {
   std::uint64_t bytes;
   std::int64_t offset;
@@ -26,7 +29,8 @@ struct CallOutcome {
 
 class Call {
  public:
-  // A request of so many bytes and n more is no request: it says that step n begins.
+  // A request of so many bytes and n more is no request: it says that step n begins; for
+  // n one more than there are steps, that the next request is the host.
   static constexpr std::size_t kMark = std::size_t{1} << 50;
 
   // One that a step frees before it ends is `scratch` of its own.
@@ -47,6 +51,10 @@ class Call {
 
   // The place of a request of the current thread, or null for the allocator beneath.
   void* serve(std::size_t bytes);
+  // What the allocator beneath served instead.
+  void served_beneath(void* block) {
+    if (std::exchange(expects_host_, false)) host_ = static_cast<char*>(block);
+  }
   // Blocks that were served and are not freed.
   std::int64_t alive() const { return alive_.load(); }
 
@@ -64,6 +72,8 @@ class Call {
   }
   void mark(std::size_t step);
   void died(void* block);
+  // Whether the block lay in the host, which has its memory again.
+  bool returned(void* block);
 
   char* const arena_;
   const std::size_t bytes_;
@@ -71,6 +81,9 @@ class Call {
   const Step* step_ = nullptr;
   std::size_t next_ = 0;           // of the step's requests
   std::vector<void*> scratch_;     // of the step, not freed yet
+  char* host_ = nullptr;
+  bool expects_host_ = false;
+  std::vector<void*> lent_;        // blocks in the host, not freed yet
   CallOutcome outcome_;
   Call* outer_ = nullptr;
   std::atomic<std::int64_t> alive_ = 0;

@@ -58,10 +58,12 @@ void delete_block(void* pointer) {
 class Shim final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (Call* call = Call::current(); call != nullptr && bytes != 0) {
+    Call* const call = bytes == 0 ? nullptr : Call::current();
+    if (call != nullptr) {
       if (void* place = call->serve(bytes)) return block_at(place);
     }
     c10::DataPtr block = by_mode(bytes);
+    if (call != nullptr) call->served_beneath(block.data);
     if (RequestLog* log = RequestLog::current(); log != nullptr && bytes != 0) {
       auto& deleter = block.context.get_deleter();
       if (deleter == state().base_delete) deleter = &delete_block;
