@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FIELDS = (
     *("status", "reason", "torch", "bytes_before", "bytes_after", "arena", "beside"),
+    "lent",
     *("requests_before", "requests_after", "asking", "operators", "loops", "again"),
     *("order_proof", "order_bound", "kernels", "fused", "folded", "packed", "error"),
     *("seconds_before", "seconds_after", "internal_errors"),
@@ -156,6 +157,11 @@ def _defects(found: Front | CompilePlan) -> None:
         )
 
 
+def _lent(count: int) -> list[tuple[str, str]]:
+    many = "block" if count == 1 else "blocks"
+    return [("in a result", f"{count:,} {many}, until it is written")] if count else []
+
+
 def _report(name: str, plan: CompilePlan) -> None:
     """Print what compiling brought."""
     if plan.plan is None:
@@ -164,7 +170,10 @@ def _report(name: str, plan: CompilePlan) -> None:
         return
     arena = plan.plan
     bound = f"the lower bound is {format_bytes(arena.lower_bound)}"
-    if arena.peak == arena.lower_bound:
+    proved = arena.peak == arena.lower_bound
+    if plan.lent:  # other values may lie in a result: the bytes of both count
+        proved = plan.bytes_after == plan.order_bound
+    if proved:
         bound = "proved minimal for this order"
     same = "none, the same bits" if not plan.error else f"at most {plan.error:.1e}"
     order = ORDERS.get(
@@ -177,6 +186,7 @@ def _report(name: str, plan: CompilePlan) -> None:
         ("activations", f"{before} before, {after} after"),
         ("arena", f"{format_bytes(plan.arena)}, {bound}"),
         ("beside it", f"{format_bytes(plan.beside)}, results included"),
+        *_lent(plan.lent),
         ("order", order),
         ("loops", f"{plan.loops:,}"),
         ("requests", asked),

@@ -17,7 +17,7 @@ from memplan.chunking.search import Trial
 from memplan.compiling.fused import Fused
 from memplan.compiling.module import Compiled, Runner, tensors_of
 from memplan.compiling.report import CompilePlan
-from memplan.compiling.schedule import PackedTooMuchError
+from memplan.compiling.schedule import Choices, PackedTooMuchError
 from memplan.errors import MemplanError, UsageError
 from memplan.fusing.options import KERNELS, kernel_subsets
 from memplan.graph.call import Inputs, Signature
@@ -39,6 +39,7 @@ from memplan.graph.script import NoTapeError
 from memplan.units import format_bytes
 
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
+SMALL = 1 << 16  # bytes of constants, computed once, that are nothing to speak of
 PATIENT = 1.5  # seconds of a second measurement
 DEFECT = "internal error: "
 LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
@@ -181,9 +182,9 @@ class Bench:
         best, failed = None, list[str]()
         for kernels in list(self.kernels):
             try:
-                runner = Runner(
-                    self.target, program, self.inputs, kernels, effort, most
-                )
+                folds = max(SMALL, self.before // 50)
+                choices = Choices(kernels, effort, most, folds)
+                runner = Runner(self.target, program, self.inputs, choices)
             except PackedTooMuchError:
                 self.kernels.remove(kernels)
                 continue
@@ -194,7 +195,8 @@ class Bench:
                 found = self.unchanged(f"{DEFECT}{first_line(failure)}")
             else:
                 schedule = runner.schedule
-                both = schedule.packed + schedule.plan.peak
+                kept = schedule.packed + schedule.flat.folded
+                both = kept + schedule.plan.peak
                 if most is not None and schedule.packed and both > most:
                     continue
                 found = self._checked(runner, program, again)
@@ -271,8 +273,9 @@ class Bench:
             bytes_after=schedule.plan.peak + beside,
             arena=schedule.plan.peak,
             beside=beside,
-            requests_before=_requests(lambda: inputs.run(model)),
-            requests_after=_requests(lambda: runner(inputs)),
+            lent=schedule.lent,
+            requests_before=requests(lambda: inputs.run(model)),
+            requests_after=requests(lambda: runner(inputs)),
             asking=dict(Counter(schedule.beside).most_common()),
             operators=len(ops),
             loops=sum(isinstance(step, Loop) for step in program.ops),
@@ -319,8 +322,8 @@ def too_slow(module: Compiled, most: float) -> str:
     return f"would take {ratio:.2f} times as long; the limit is {most:.2f}"
 
 
-def _requests(run: Run) -> int:
-    """Requests to the allocator in a run."""
+def requests(run: Run) -> int:
+    """How often a run asks the allocator for memory."""
     with torch.no_grad():
         events = events_of(run)
     return sum(event.name() == MEMORY and event.nbytes() > 0 for event in events)

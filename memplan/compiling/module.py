@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from memplan.compiling.report import CompilePlan
-from memplan.compiling.schedule import Schedule, scheduled
+from memplan.compiling.schedule import DEFAULTS, Choices, Schedule, scheduled
 from memplan.errors import MemplanError, UsageError
 from memplan.graph.arenas import ArenaPool
 from memplan.graph.call import Form, Inputs, UnsupportedCallError, key_of
@@ -23,7 +23,6 @@ from memplan.graph.check import lying_as
 from memplan.graph.execute import Tape
 from memplan.graph.export import first_line
 from memplan.graph.nest import laid_out, leaves_of
-from memplan.graph.order import EFFORT
 from memplan.graph.program import Program, mapped
 from memplan.graph.programs import Programs
 from memplan.graph.requests import fills_new_memory
@@ -39,15 +38,11 @@ class Runner:
         target: Target,
         program: Program,
         inputs: Inputs,
-        kernels: tuple[str, ...] = (),
-        effort: int = EFFORT,
-        most: int | None = None,
+        choices: Choices = DEFAULTS,
     ) -> None:
         """target: the exported model. program: what is to run, with or without loops.
-        inputs: of the form that it was exported with. kernels, effort, most: see
-        `scheduled`."""
-        self.target, self._program = target, program
-        self._kernels, self._effort, self._most = kernels, effort, most
+        inputs: of the form that it was exported with."""
+        self.target, self._program, self._choices = target, program, choices
         self._weights = Weights(target.module, target.exported.constants)
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
@@ -71,9 +66,7 @@ class Runner:
                 self._program,
                 constants,
                 tensors_of(inputs),
-                self._kernels,
-                self._effort,
-                self._most,
+                self._choices,
             )
 
     @contextmanager

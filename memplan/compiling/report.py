@@ -15,7 +15,8 @@ class CompilePlan:
     status: "compiled", or "unchanged" if the model runs as it was, for `reason`.
     bytes_before: the model's peak by the allocator's events. bytes_after: the arena and
     `beside`. arena: bytes of the arena. beside: the peak of what torch allocates while
-    the program runs, its results among them. requests_before, requests_after: to the
+    the program runs, its results among them. lent: values and blocks that lie in the
+    memory of a result until it is written. requests_before, requests_after: to the
     allocator, each call. asking: operator -> how often a call has torch allocate its
     result. operators: of the program that runs, views included. loops: how many run in
     chunks. again: the values that are computed a second time. order_proof: "bound" or
@@ -36,6 +37,7 @@ class CompilePlan:
     bytes_after: int = 0
     arena: int = 0
     beside: int = 0
+    lent: int = 0
     requests_before: int = 0
     requests_after: int = 0
     asking: dict[str, int] | None = None

@@ -106,6 +106,46 @@ def test_values_lie_in_the_memory_of_a_result_until_it_is_written() -> None:
                 assert torch.allclose(one, other, atol=1e-5)
 
 
+class Biased(nn.Module):
+    """Each layer adds the same table of its own making to the scores."""
+
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 4)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(layers))
+        self.register_buffer("places", torch.randint(0, 32, (128, 128)))
+
+    def forward(self, x: Any) -> Any:
+        attend = nn.functional.scaled_dot_product_attention
+        for layer in self.layers:
+            bias = self.table(self.places).permute(2, 0, 1)[None].contiguous()
+            q = layer(x).view(1, 128, 4, 16).transpose(1, 2)
+            x = x + attend(q, q, q, bias).transpose(1, 2).reshape(1, 128, 64)
+        return x.mean(1)
+
+
+def test_constants_that_are_kept_stay_small() -> None:
+    torch.manual_seed(0)
+    model, x = Biased().eval(), torch.randn(1, 128, 64)
+    module = compiled(model, x)
+    plan = module.memplan
+    assert plan.folded <= 1 << 16  # a table takes 256 KiB
+    assert plan.bytes_after <= plan.bytes_before
+    with torch.no_grad():
+        assert torch.allclose(module(x), model(x), atol=1e-5)
+
+
+def test_equal_constants_are_kept_once() -> None:
+    class Tables(nn.Module):
+        def forward(self, x: Any) -> Any:
+            for _ in range(3):
+                x = (x * torch.arange(4096).reciprocal()).sin()
+            return x
+
+    module = compiled(Tables().eval(), torch.randn(16, 4096))
+    assert module.memplan.folded == 4096 * 4
+
+
 class Scored(nn.Module):
     def __init__(self) -> None:
         super().__init__()
