@@ -274,6 +274,8 @@ class Bench:
             arena=schedule.plan.peak,
             beside=beside,
             lent=schedule.lent,
+            peak_operator=getattr(schedule.busiest, "key", ""),
+            peak_line=schedule.busiest.line if schedule.busiest else "",
             requests_before=requests(lambda: inputs.run(model)),
             requests_after=requests(lambda: runner(inputs)),
             asking=dict(Counter(schedule.beside).most_common()),

@@ -22,7 +22,7 @@ from memplan.graph.lending import ALIGNMENT
 from memplan.graph.lives import lives
 from memplan.graph.nest import storages
 from memplan.graph.order import EFFORT, Order, least_peak, reordered, tasks_of
-from memplan.graph.program import Program
+from memplan.graph.program import Program, Step
 from memplan.recording.shim import install
 from memplan.solving.solve import solve
 
@@ -35,7 +35,8 @@ class Schedule:
     order. plan: the arena, a buffer for each storage and for each request of an
     operator. layout: where in it the results lie; torch allocates outputs. packed:
     bytes of weights that are kept in their kernels' layout as well. lent: how many
-    buffers lie in a result's memory until it is written.
+    buffers lie in a result's memory until it is written. busiest: the operator at which
+    the most bytes of the arena are live.
     """
 
     flat: Flat
@@ -44,6 +45,7 @@ class Schedule:
     layout: Layout
     packed: int = 0
     lent: int = 0
+    busiest: Step | None = None
 
     @property
     def beside(self) -> list[str]:
@@ -153,4 +155,6 @@ def scheduled(
         if rows
     }
     layout = Layout(offsets, found.over, ways.served, asked, found.host, hosted)
-    return Schedule(flat, order, plan, layout, nbytes, len(lent))
+    ops = flat.program.ops
+    busiest = ops[found.busiest()] if ops else None
+    return Schedule(flat, order, plan, layout, nbytes, len(lent), busiest)
