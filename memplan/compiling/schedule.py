@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memplan.compiling.convolutions import packed
 from memplan.compiling.fused import converted, fused
+from memplan.compiling.layouts import straightened
 from memplan.compiling.passes import Flat, expanded, folded, unrolled
 from memplan.compiling.serve import ways_of
 from memplan.core.plan import Plan
@@ -108,7 +109,8 @@ def flattened(
         flat = folded(unrolled(program, constants, inference), given, most)
         if kernels:
             flat, nbytes = fused(flat, inference, inputs, kernels)
-        flat = folded(expanded(flat, inference), given, most)
+        flat = straightened(expanded(flat, inference), inference)
+        flat = folded(flat, given, most)
         if kernels:
             flat, more = packed(flat, inference)
             flat, nbytes = converted(flat, inference), nbytes + more

@@ -106,6 +106,29 @@ def test_values_lie_in_the_memory_of_a_result_until_it_is_written() -> None:
                 assert torch.allclose(one, other, atol=1e-5)
 
 
+class Crossing(nn.Module):
+    """Its sum lies as its permuted operands do, and is then copied."""
+
+    def forward(self, a: Any, b: Any) -> Any:
+        a, b = a.permute(1, 0, 2, 3), b.permute(1, 0, 2, 3)
+        total = a[..., :, None] + b[..., None, :]
+        return total.reshape(3, 64, 64).sum(-1), total.clone().mean()
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_sum_is_written_as_its_copy_is_to_lie(copies: int) -> None:
+    class Last(Crossing):
+        def forward(self, a: Any, b: Any) -> Any:
+            return super().forward(a, b)[:copies]
+
+    inputs = torch.randn(8, 3, 8, 8), torch.randn(8, 3, 8, 8)
+    module = compiled(Last().eval(), inputs)
+    with torch.no_grad():
+        for one, other in zip(module(*inputs), Last()(*inputs), strict=True):
+            assert torch.allclose(one, other, atol=1e-4)
+    assert module.memplan.arena == copies * 3 * 64 * 64 * 4
+
+
 class Biased(nn.Module):
     """Each layer adds the same table of its own making to the scores."""
 
