@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from memplan.graph.liveness import (
     Beside,
@@ -84,6 +84,16 @@ class Tasks:
                     saved = size
         return made - saved + self.extra[task], made - freed
 
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal tasks, and hashable."""
+        lists = (self.makes, self.takes, self.over)
+        flat = (self.before, self.extra, self.size, self.users)
+        return (
+            *(tuple(map(tuple, each)) for each in lists),
+            *map(tuple, flat),
+            frozenset(self.kept),
+        )
+
     def peak(self, order: Sequence[int]) -> int:
         """The most bytes live in this order; 0 without operators."""
         done = level = peak = 0
@@ -112,8 +122,21 @@ class Order:
 def least_peak(tasks: Tasks, effort: int = EFFORT) -> Order:
     """The order with the lowest peak that the search finds; never above the given one.
 
-    effort: operators that it tries, of all sets and limits together.
+    effort: operators that it tries, of all sets and limits together. A search that this
+    process made lately is not made again: kernels change few programs.
     """
+    return _searched(_Asked(tasks.key(), tasks), effort)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    key: tuple[object, ...]
+    tasks: Tasks = field(compare=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _searched(asked: _Asked, effort: int) -> Order:
+    tasks = asked.tasks
     best = list(range(len(tasks.before)))
     peak, bound = tasks.peak(best), lower_bound(tasks)
     proof, least, work = "search", bound, _Work(effort)
