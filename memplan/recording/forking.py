@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -122,7 +123,9 @@ def _become(module: str, *arguments: str) -> NoReturn:
     code = 1
     try:
         code = run(Target(module, arguments, is_module=True))
+        threading._shutdown()  # type: ignore[attr-defined] # waits for its threads
         atexit._run_exitfuncs()
+        sys.stderr.flush()
     finally:
         os._exit(code)
 

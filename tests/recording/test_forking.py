@@ -83,6 +83,19 @@ def test_an_exception_ends_what_runs(module: Path, killed: str) -> None:
         time.sleep(0.01)
 
 
+def test_threads_of_a_run_end_before_it(module: Path) -> None:
+    module.write_text(
+        "import pathlib, threading, time\n"
+        "def late():\n"
+        "    time.sleep(0.3)\n"
+        "    pathlib.Path('late').write_text('done')\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    with ForkServer() as server:
+        assert server.run("program", []).code == 0
+    assert module.with_name("late").read_text() == "done"
+
+
 def test_a_loader_needs_nothing_but_code(module: Path) -> None:
     (module.parent / "sitecustomize.py").write_text(
         "import importlib.util, sys\n"
