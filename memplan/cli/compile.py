@@ -182,6 +182,8 @@ def _report(name: str, plan: CompilePlan) -> None:
         proved = plan.bytes_after == plan.order_bound
     if proved:
         bound = "proved minimal for this order"
+    elif arena.peak == arena.lower_bound:
+        bound = "proved minimal for what lies in it"
     same = "none, the same bits" if not plan.error else f"at most {plan.error:.1e}"
     order = ORDERS.get(
         plan.order_proof,

@@ -45,7 +45,11 @@ class Lives:
         changes = np.zeros(self.clock[-1] + 1, dtype=np.int64)
         np.add.at(changes, self.problem.lower, self.problem.padded)
         np.add.at(changes, self.problem.upper, -self.problem.padded)
-        return bisect_right(self.clock, int(np.argmax(np.cumsum(changes)))) - 1
+        level = np.cumsum(changes)
+        first = int(np.argmax(level))
+        full = level[first:] == level[first]  # from where memory is made to its use
+        last = first + (int(np.argmin(full)) or len(full)) - 1
+        return min(bisect_right(self.clock, last), len(self.clock) - 1) - 1
 
 
 def lives(
