@@ -179,7 +179,7 @@ class Bench:
         loops = any(isinstance(step, Loop) for step in program.ops)
         effort = EFFORT // LESS if loops else EFFORT
         most = self.before if self.options.pack is None else None
-        best, failed = None, list[str]()
+        best, failed, plain = None, list[str](), False
         for kernels in list(self.kernels):
             try:
                 folds = max(SMALL, self.before // 50)
@@ -200,10 +200,11 @@ class Bench:
                 if most is not None and schedule.packed and both > most:
                     continue
                 found = self._checked(runner, program, again)
+                plain = not schedule.packed  # so without these kernels it is the same
             if found.runner is None:
                 failed.append(found.memplan.reason)
             best = min([*([best] if best else []), found], key=rank)
-            if rank(best) <= (0, 1.0):
+            if plain or rank(best) <= (0, 1.0):
                 break
         assert best is not None
         if best.runner is not None:  # else its reason is told
