@@ -115,13 +115,13 @@ class Bench:
     def unwritten(self) -> Iterator[None]:
         """Model and inputs are put back as they were."""
         written = Snapshot([*self.inputs.leaves(), *self.model.buffers()])
-        attributes = Attributes(self.model)
+        reached = Attributes(self.model), Attributes(self.model, self.inputs)
         try:
             yield
         finally:
             written.restore()
-            if attributes.changed():
-                attributes.restore()
+            for each in reached:
+                each.restore()
 
     def build(self, trials: Mapping[str, Trial], limit: int) -> Compiled | None:
         """The module of a trial, measured; None if its results differ."""

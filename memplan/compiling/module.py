@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import DEFAULTS, Choices, Schedule, scheduled
@@ -22,7 +22,7 @@ from memplan.graph.capture import Target
 from memplan.graph.check import lying_as
 from memplan.graph.execute import Tape
 from memplan.graph.export import first_line
-from memplan.graph.nest import laid_out, leaves_of
+from memplan.graph.nest import first, laid_out, leaves_of
 from memplan.graph.program import Program, mapped
 from memplan.graph.programs import Programs
 from memplan.graph.requests import fills_new_memory
@@ -129,15 +129,14 @@ class Runner:
         plain = torch.inference_mode(False)  # as all that the tape holds
         with plain, torch.no_grad(), self.tape() as tape:
             results = tape(tensors_of(inputs))
-        spec = self.target.exported.out_spec
-        if spec.is_leaf() and results:
+        if self.target.rebuild is first and results:
             return laid_out(results[0], self._laid.get(0))
         found = dict(zip(tape.results, results, strict=True))
         outputs = self.schedule.flat.program.outputs
         leaves = list(mapped(outputs, lambda ref: found[ref.name]))
         for position, strides in self._laid.items():
             leaves[position] = laid_out(leaves[position], strides)
-        return tree_unflatten(leaves, spec)
+        return self.target.rebuild(leaves)
 
 
 def tensors_of(inputs: Inputs) -> list[Tensor]:
