@@ -1,8 +1,8 @@
 """The form of a program in which regions are searched.
 
 Masks that are known before the run are removed, repeated keys and values are grouped,
-products whose results are split become one product for each part, and group norm
-becomes two passes.
+products whose results are split become one product for each part, other parts become
+slices, and group norm becomes two passes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memplan.graph.program import Argument, Op, Program, Ref, Step, refs
 
 def searchable(program: Program, inference: Inference) -> Program:
     """The canonical form of a lowered program."""
-    for change in (with_plain_attention, parted, with_two_passes):
+    for change in (with_plain_attention, parted, with_slices, with_two_passes):
         program = change(program, inference)
     return program
 
@@ -122,7 +122,15 @@ def _source(program: Program, name: str, makers: dict[str, Op]) -> str | None:
     return str(added.args[0].name)
 
 
-SPLITS = {"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unsafe_chunk"}
+SPLITS = {
+    "aten.split",
+    "aten.split_with_sizes",
+    "aten.chunk",
+    "aten.tensor_split",
+    "aten.unsafe_split",
+    "aten.unsafe_split_with_sizes",
+    "aten.unsafe_chunk",
+}
 FEWEST = 64  # features of a part: products of fewer columns are slow
 
 # Of each product, where its weight stands, the weight's dimension of features, and
@@ -256,6 +264,29 @@ def _product(product: Op, name: str, ends: tuple[int, int]) -> Iterator[Op]:
         yield Op(part, torch.ops.aten.slice.Tensor, cut, {}, product.line)
         args[place] = Ref(part)
     yield Op(name, product.target, tuple(args), {}, product.line)
+
+
+def with_slices(program: Program, inference: Inference) -> Program:
+    """The program with a slice or a selection for each part of a value that is split.
+
+    They are the same views. A loop can hold each with a halo of its own.
+    """
+    makers = {op.name: op for op in program.ops if isinstance(op, Op)}
+
+    def change(op: Op) -> list[Op] | None:
+        split = makers.get(op.args[0].name) if op.target is operator.getitem else None
+        if split is None or split.key not in {*SPLITS, "aten.unbind"}:
+            return None
+        dim, metas = arguments_of(split)["dim"], program.metas[split.name]
+        index = op.args[1] % len(metas)
+        if split.key == "aten.unbind":
+            one = (split.args[0], dim, index)
+            return [Op(op.name, torch.ops.aten.select.int, one, {}, op.line)]
+        starts = [0, *accumulate(meta.shape[dim] for meta in metas)]
+        cut = (split.args[0], dim, starts[index], starts[index + 1])
+        return [Op(op.name, torch.ops.aten.slice.Tensor, cut, {}, op.line)]
+
+    return rewritten(program, inference, change)
 
 
 def with_two_passes(program: Program, inference: Inference) -> Program:

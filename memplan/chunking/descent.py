@@ -23,6 +23,8 @@ ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
 
 Made = TypeVar("Made")
+Peaks = tuple[int, int]
+"""The estimated and the measured peak of a module, in bytes."""
 
 
 class Bench(Protocol[Made]):
@@ -56,7 +58,8 @@ class Bench(Protocol[Made]):
 @dataclass
 class Tried:
     """What a search begins with, the largest room in which it found nothing, and what
-    came nearest then; how often what it found needed more than estimated."""
+    came nearest then; for how many goals of a budget what it found needed more than
+    estimated."""
 
     base: Base
     failed: int = 0
@@ -65,17 +68,22 @@ class Tried:
 
 
 class Tries:
-    """What searches of a program begin with; each is made when it is first needed."""
+    """What searches of a program begin with; each is made when it is first needed.
+
+    Those whose ATTEMPTS fell short come last.
+    """
 
     def __init__(self, program: Program, costs: Costs) -> None:
         self.known: list[Tried] = []
         self._more = bases(program, costs.beside)
 
     def __iter__(self) -> Iterator[Tried]:
-        yield from tuple(self.known)
+        last = [tried for tried in self.known if tried.short >= ATTEMPTS]
+        yield from [tried for tried in self.known if tried.short < ATTEMPTS]
         for base in self._more:
             self.known.append(Tried(base))
             yield self.known[-1]
+        yield from last
 
 
 class Descent(Generic[Made]):
@@ -101,6 +109,8 @@ class Descent(Generic[Made]):
         self._whole, self._options, self._built = whole, options, built
         self._tries: dict[str, Tries] = {}  # of each part
         self._used: list[Tried] = []  # what the trials of a goal began with
+        # Of each way that was built for a limit; None: its results differ, or it fits.
+        self._known: dict[str, Peaks | None] = {}
         limit = options.time_limit
         self._stop = math.inf if limit is None else time.monotonic() + limit
 
@@ -149,33 +159,47 @@ class Descent(Generic[Made]):
 
         Raises KeyboardInterrupt if Ctrl-C ended the search before there was one.
         """
-        goal = limit
-        self.nearest = None
-        for _ in range(ROUNDS):
+        goal = lowest = limit
+        seen: set[Peaks] = set()
+        self.nearest, self._known = None, {}
+        for tries in self._tries.values():
+            for tried in tries.known:
+                tried.short = 0
+        rounds = 0
+        while rounds < ROUNDS:
             good, short = self._built_for(goal, limit)
             if good or not short or min(short)[0] > goal:  # nothing lower is known
                 return good
             estimated, measured = min(short, key=lambda pair: pair[1])
             goal = int(min(goal * 0.97, limit * estimated / measured))
+            lowest = min(lowest, goal)
+            if seen.issuperset(short):  # the same again: go on below all goals so far
+                goal = lowest
+                continue
+            seen.update(short)
+            rounds += 1
             for tried in self._used:
                 tried.short += 1
-                if tried.short % ATTEMPTS == 0:  # others may be computed again, then
-                    tried.failed, goal = limit, limit
+                if tried.short == ATTEMPTS:  # other values are computed again
+                    goal = limit
         return []
 
-    def _built_for(
-        self, goal: int, limit: int
-    ) -> tuple[list[Made], list[tuple[int, int]]]:
-        """Modules for a goal that keep to `limit`; of those that do not, the estimated
-        and measured peaks."""
+    def _built_for(self, goal: int, limit: int) -> tuple[list[Made], list[Peaks]]:
+        """Modules for a goal that keep to `limit`; the peaks of those that do not. None
+        is built twice for a limit."""
         good: list[Made] = []
-        short: list[tuple[int, int]] = []
-        for trials in self._trials(goal):
+        ways = {_mark(trials): trials for trials in self._trials(goal)}
+        short = [self._known[mark] for mark in ways if mark in self._known]
+        built = 0
+        for mark, trials in ways.items():
+            if mark in self._known:
+                continue
             try:
                 module = self._bench.build(trials, limit)
             except KeyboardInterrupt:
                 self.interrupted = True
                 break
+            self._known[mark] = None
             if module is None:
                 continue
             needs = self._bench.peak(module)
@@ -186,12 +210,14 @@ class Descent(Generic[Made]):
                 if self._bench.settled(module, self._options.enough):
                     return [module], []
             else:
-                short.append((self._estimated(trials), needs))
-            if len(good) + len(short) == self._built:
+                self._known[mark] = self._estimated(trials), needs
+                short.append(self._known[mark])
+            built += 1
+            if built == self._built:
                 break
         if self.interrupted and not good:
             raise KeyboardInterrupt
-        return good, short
+        return good, [peaks for peaks in short if peaks is not None]
 
     def _estimated(self, trials: dict[str, Trial]) -> int:
         """The estimated peak of all parts together."""
@@ -254,3 +280,9 @@ class Descent(Generic[Made]):
         )
         search.errors = self._bench.internal_errors
         return search
+
+
+def _mark(trials: Mapping[str, Trial]) -> str:
+    """What distinguishes the modules of trials."""
+    parts = sorted(trials.items())
+    return repr([(path, each.again, each.regions) for path, each in parts])

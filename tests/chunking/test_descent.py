@@ -109,6 +109,46 @@ def test_other_values_are_computed_again_where_estimates_fail() -> None:
     assert not bench.built[0].again
 
 
+@dataclass
+class Growing(Counted):
+    """What lies beside a trial's memory in an arena."""
+
+    beside: int = 0
+
+    def peak(self, module: Trial) -> int:
+        return module.peak + self.beside
+
+
+@pytest.mark.parametrize("slower", [1.0, 3.0])
+@pytest.mark.parametrize("built", [1, 2])
+def test_no_module_is_built_twice_on_the_way_down(built: int, slower: float) -> None:
+    """Where each goal falls short, values that are computed again bring nothing new,
+    and goals go on down until a module fits, fast enough or not."""
+    model, x = skips("transposed")
+    exports = export_parts(model, Signature().arranged(model, (x,), {}), searchable)
+    before = whole(exports)
+    for share in range(10, 60, 10):
+        bench = Growing(before, slower=slower, beside=share * before // 100)
+        search = descent(exports, bench, built=built)
+        limit = int(0.7 * before)
+        found = search.within(limit)
+        marks = [repr((each.again, each.regions)) for each in bench.built]
+        assert len(marks) == len(set(marks))
+        peaks = [bench.peak(each) for each in bench.built]
+        assert all(bench.peak(each) <= limit for each in found)
+        assert bench.peak(search.nearest) == min(peaks)
+        assert found if min(peaks) <= limit else not found
+        assert found or share > 40
+
+
+def test_without_other_values_goals_go_on_down(exports: Exports) -> None:
+    before = whole(exports)
+    bench = Growing(before, beside=int(0.3 * before))
+    (found,) = descent(exports, bench, built=1).within(before // 2)
+    assert bench.peak(found) <= before // 2
+    assert not any(each.again for each in bench.built)
+
+
 def test_the_nearest_is_built_once(exports: Exports) -> None:
     bench = Counted(whole(exports))
     search = descent(exports, bench)

@@ -184,16 +184,9 @@ def unmoved(call: Call, out: Slice) -> Flow | None:
     return Flow((out,)) if dims and out.dim not in dims else None
 
 
-@rule("split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk")
-def split(call: Call, out: Slice) -> Flow | None:
-    """The pieces keep the other dimensions."""
-    dim = positive(given(call)["dim"], len(call.shape))
-    return Flow(needing(call, {"self": out})) if out.dim != dim else None
-
-
-@rule("unbind select")
-def taken(call: Call, out: Slice) -> Flow | None:
-    """unbind, select: the operand has the dimension `dim` more than the result."""
+@rule("select")
+def select(call: Call, out: Slice) -> Flow | None:
+    """The operand has the dimension `dim` more than the result."""
     dim = positive(given(call)["dim"], len(call.shape) + 1)
     return Flow((out._replace(dim=out.dim + (out.dim >= dim)),))
 

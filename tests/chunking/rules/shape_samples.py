@@ -78,14 +78,6 @@ def axis_samples() -> Iterator[Sample]:
 
 def piece_samples() -> Iterator[Sample]:
     x = torch.randn(3, 7, 6)
-    yield Sample(aten.split.Tensor, (x, 3, 1), {}, (0, 2))
-    yield Sample(aten.split_with_sizes.default, (x, [2, 4], -1), {}, (0, 1))
-    yield Sample(aten.chunk.default, (x, 2, 2), {}, (0, 1))
-    yield Sample(aten.tensor_split.sections, (x, 2), {}, (1, 2))
-    yield Sample(aten.unsafe_split.Tensor, (x, 3, 1), {}, (0, 2))
-    yield Sample(aten.unsafe_chunk.default, (x, 2, 2), {}, (0, 1))
-    yield Sample(aten.unbind.int, (x, 1), {}, (0, 1))
-    yield Sample(aten.unbind.int, (x,), {}, (0, 1))
     yield Sample(aten.select.int, (x, -2, 3), {}, (0, 1))
     yield Sample(aten.slice.Tensor, (x, 1, 2, 6), {}, (0, 1, 2))
     yield Sample(aten.slice.Tensor, (x, -1, -4), {}, (0, 1, 2))
