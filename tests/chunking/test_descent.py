@@ -121,12 +121,13 @@ class Growing(Counted):
 
 @pytest.mark.parametrize("slower", [1.0, 3.0])
 @pytest.mark.parametrize("built", [1, 2])
-def test_no_module_is_built_twice_on_the_way_down(built: int, slower: float) -> None:
+def test_no_module_is_built_twice_on_the_way_down(
+    exports: Exports, built: int, slower: float
+) -> None:
     """Where each goal falls short, values that are computed again bring nothing new,
     and goals go on down until a module fits, fast enough or not."""
-    model, x = skips("transposed")
-    exports = export_parts(model, Signature().arranged(model, (x,), {}), searchable)
     before = whole(exports)
+    most = 0
     for share in range(10, 60, 10):
         bench = Growing(before, slower=slower, beside=share * before // 100)
         search = descent(exports, bench, built=built)
@@ -134,11 +135,12 @@ def test_no_module_is_built_twice_on_the_way_down(built: int, slower: float) -> 
         found = search.within(limit)
         marks = [repr((each.again, each.regions)) for each in bench.built]
         assert len(marks) == len(set(marks))
+        most = max(most, len(marks))
         peaks = [bench.peak(each) for each in bench.built]
         assert all(bench.peak(each) <= limit for each in found)
         assert bench.peak(search.nearest) == min(peaks)
         assert found if min(peaks) <= limit else not found
-        assert found or share > 40
+    assert most > 1
 
 
 def test_without_other_values_goals_go_on_down(exports: Exports) -> None:
