@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,7 +98,8 @@ def prepared(model: Any, x: Any) -> Any:
     run = compiled(source(program, "test"), "test")
     by_place = {program.constants[name]: value for name, value in weights.items()}
     with torch.no_grad():
-        torch.testing.assert_close(run((x,), by_place)[0], model(x))
+        found = tree_leaves(run((x,), by_place))
+        torch.testing.assert_close(found, tree_leaves(model(x)))
     return program
 
 
@@ -280,7 +280,7 @@ def test_parts_are_views_of_the_whole(way: str, dim: int) -> None:
     assert not any(op.key == "getitem" for op in program.ops)
     inference = Inference()
     before = lower(export(model.eval(), (x,), {}), inference)
-    assert profile(program) == replace(profile(before), live=profile(program).live)
+    assert profile(program).peak == profile(before).peak
     run = compiled(source(program, "test"), "test")
     with torch.no_grad():
         for one, other in zip(tree_leaves(run((x,), {})), model(x), strict=True):
