@@ -58,7 +58,7 @@ class Runner:
 
     def bind(self, inputs: Inputs) -> None:
         """Bind the weights again, which have other values or lie elsewhere."""
-        self._watch = self._watch.again()
+        watch = self._watch.again()
         places = self._program.constants.items()
         constants = {name: self._weights[place].detach() for name, place in places}
         with torch.inference_mode(False), torch.no_grad():
@@ -68,6 +68,7 @@ class Runner:
                 tensors_of(inputs),
                 self._choices,
             )
+        self._watch = watch  # last: other threads then take the weights for current
 
     @contextmanager
     def tape(self) -> Iterator[Tape]:

@@ -491,6 +491,34 @@ def test_calls_at_the_same_time() -> None:
     assert not wrong
 
 
+def test_threads_see_weights_that_changed() -> None:
+    """None runs on packed weights that another thread is replacing."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3))
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 3, 16, 16)
+    options = memplan.CompileOptions(max_slowdown=1000.0, pack=True)
+    module = compiled(model, x, options=options)
+    wrong: list[float] = []
+
+    def run(expected: Any) -> None:
+        with torch.no_grad():
+            for _ in range(5):
+                wrong.extend(
+                    [1.0] * (not torch.allclose(module(x), expected, 1e-3, 1e-3))
+                )
+
+    for _ in range(3):
+        with torch.no_grad():
+            model[0].weight.mul_(1.5)
+            expected = model(x)
+        threads = [threading.Thread(target=run, args=(expected,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
 class Branches(nn.Module):
     def forward(self, x: Any) -> Any:
         return x.exp() if x.sum() > 0 else x
