@@ -149,7 +149,7 @@ def test_a_network_s_stacks() -> None:
         *(nn.Conv2d(3, 4, 1), nn.Sigmoid(), nn.AvgPool2d(2)),
     ).eval()
     x = torch.randn(2, 3, 8, 8)
-    target = capture(model, Inputs((x,), {}), flat=True)
+    target = capture(model, Inputs((x,), {}), quick=True)
     with torch.no_grad():
         expected = model(x)
         network = recognise(target.program, model)
