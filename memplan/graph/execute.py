@@ -55,11 +55,26 @@ def writers(op: Op) -> Iterator[Served]:
         given = found._schema.arguments
         outs = [each for each in given if each.is_out]
         rest = [(each.name, str(each.type)) for each in given if not each.is_out]
-        if len(outs) == 1 and rest == wanted:
+        if len(outs) == 1 and rest == wanted and not _is_ambiguous(found):
             yield Served(found)
     over = in_place(op)
     if isinstance(over, torch._ops.OpOverload):
         yield Served(over, over=True)
+
+
+def _is_ambiguous(target: Out) -> bool:
+    """Whether another overload takes arguments of the same types: a graph's text has no
+    overloads, so max into a tensor would be the larger of two tensors."""
+    packet, own = target.overloadpacket, target._overloadname
+    return any(
+        _types(getattr(packet, name)) == _types(target)
+        for name in packet.overloads()
+        if name != own and getattr(packet, name)._overloadname != own
+    )
+
+
+def _types(target: Out) -> list[str]:
+    return [str(each.type) for each in target._schema.arguments]
 
 
 @dataclass(frozen=True)

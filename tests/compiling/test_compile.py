@@ -519,6 +519,26 @@ def test_threads_see_weights_that_changed() -> None:
     assert not wrong
 
 
+class Quantized(nn.Module):
+    """Needs the least and the largest of all elements, which round hides in part."""
+
+    def forward(self, x: Any) -> Any:
+        y = (x * 2).tanh()
+        low, high = y.min(), y.max()
+        scale = (high - low) / 15
+        return ((y - low) / scale).round() * scale + low
+
+
+def test_the_largest_of_all_elements() -> None:
+    torch.manual_seed(0)
+    model = Quantized().eval()
+    module = compiled(model, torch.randn(4, 4000))
+    for _ in range(3):
+        x = torch.randn(4, 4000)
+        with torch.no_grad():
+            assert torch.equal(module(x), model(x))
+
+
 class Branches(nn.Module):
     def forward(self, x: Any) -> Any:
         return x.exp() if x.sum() > 0 else x
