@@ -14,6 +14,7 @@ from memplan.compiling.bench import CompileOptions
 from memplan.compiling.compile import compile as compiled
 from memplan.errors import MemplanError
 from memplan.fusing.fuse import fuse
+from memplan.graph.standin import frames_to_caller
 
 # How torch.compile names what it lifts out of a model and hands in as arguments.
 _LIFTED = re.compile(r"_(parameters|buffers)_")
@@ -94,5 +95,5 @@ class _Lazy:
             made, reason = self._module, str(problem)
         if reason:
             message = f"memplan.compile: the graph runs unchanged: {reason}"
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(message, stacklevel=frames_to_caller())
         return made

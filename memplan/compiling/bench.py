@@ -105,7 +105,7 @@ class Bench:
         self.plans: list[CompilePlan] = []  # all that were measured
         self.loops: WeakKeyDictionary[Compiled, Trial] = WeakKeyDictionary()
 
-    def told(self, module: Compiled) -> Compiled:
+    def with_errors(self, module: Compiled) -> Compiled:
         """The module, its plan with the defects that were met."""
         errors = dict(self.internal_errors)
         module.memplan = replace(module.memplan, internal_errors=errors)

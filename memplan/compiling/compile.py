@@ -128,7 +128,7 @@ class _Compiling:
         """The module; model and inputs are as they were."""
         bench = self._bench
         with bench.unwritten():
-            return bench.told(self._found(budget))
+            return bench.with_errors(self._found(budget))
 
     def recipe(self, module: Compiled, budget: str | int | None) -> Recipe:
         """How `module` was compiled within a budget."""
@@ -143,28 +143,37 @@ class _Compiling:
         or exceeds the budget."""
         bench = self._bench
         with bench.unwritten():
-            return bench.told(self._again(recipe))
+            return bench.with_errors(self._again(recipe))
 
     def _again(self, recipe: Recipe) -> Compiled:
-        bench, wanted = self._bench, recipe.budget
-        bench.slowest = bench.options.max_slowdown or _usual(wanted)
-        exports = self._exported()
-        if not self._has_whole(exports):
-            return bench.unchanged(exports.left_alone[""])
-        found = bench.judged(bench.made(bench.target.program))
-        least = wanted is not None and wanted.least
-        limit = math.inf
-        if wanted is not None:
-            limit = bench.peak(found) if least else wanted.bytes_of(bench.before)
+        bench = self._bench
+        exports, found, limit = self._without_loops(recipe.budget)
+        if exports.left_alone:
+            return found
+        least = recipe.budget is not None and recipe.budget.least
         fits = bench.peak(found) <= limit
         if recipe.loops is not None and (least or not fits):
             try:
-                made = self._relooped(exports, recipe, limit)
+                most = bench.peak(found) if least else limit
+                made = self._relooped(exports, recipe, most)
             except NotLoopableError as problem:
                 return bench.unchanged(str(problem))
             if made is not None:
                 return made
         return found if fits else bench.unchanged(_LARGER)
+
+    def _without_loops(self, wanted: Budget | None) -> tuple[Exports, Compiled, float]:
+        """What was exported, the module without loops, and the most bytes allowed."""
+        bench = self._bench
+        bench.slowest = bench.options.max_slowdown or _usual(wanted)
+        exports = self._exported()
+        if self._has_whole(exports):
+            found = bench.judged(bench.made(bench.target.program))
+        else:
+            found = bench.unchanged(exports.left_alone[""])
+        if wanted is None or wanted.least:
+            return exports, found, math.inf
+        return exports, found, wanted.bytes_of(bench.before)
 
     def _relooped(
         self, exports: Exports, recipe: Recipe, limit: float
@@ -244,23 +253,13 @@ class _Compiling:
         return bool(whole)
 
     def _found(self, budget: str | int | None) -> Compiled:
-        bench = self._bench
         wanted = None if budget is None else parse_budget(budget)
-        bench.slowest = bench.options.max_slowdown or _usual(wanted)
-        exports = self._exported()
-        limit = math.inf
-        if wanted is not None and not wanted.least:
-            limit = wanted.bytes_of(bench.before)
-        whole = self._has_whole(exports)
-        if whole:
-            found = bench.judged(bench.made(bench.target.program))
-        else:
-            found = bench.unchanged(exports.left_alone[""])
+        exports, found, limit = self._without_loops(wanted)
         least = wanted is not None and wanted.least
         if found.memplan.bytes_after <= limit and not least:
             return found
-        if not whole:
-            raise _too_large(found, limit, bench.internal_errors)
+        if exports.left_alone:
+            raise _too_large(found, limit, self._bench.internal_errors)
         return self._in_chunks(exports, found, limit)
 
     def _in_chunks(self, exports: Exports, found: Compiled, limit: float) -> Compiled:

@@ -9,15 +9,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from memplan.chunking.region import dense_strides
 from memplan.compiling.passes import Builder, Flat
-from memplan.graph.execute import writers
+from memplan.graph.execute import COPIES, writers
 from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.native import Assembled
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
 from memplan.graph.script import NoTapeError
 
 aten = torch.ops.aten
-COPIES = {"aten.clone", "aten.contiguous", "aten.reshape"}
 
 # Operators that refuse an input which lies otherwise than it did, or read it otherwise.
 STRICT = {
@@ -156,7 +156,8 @@ class _Straightening(Relaying):
             if op.name in self._found.values():
                 args, kwargs = mapped((op.args, op.kwargs), self._now)
                 meta: Meta = program.metas[op.name]
-                straight = meta._replace(strides=row_major(meta.shape))
+                order = tuple(range(len(meta.shape)))
+                straight = meta._replace(strides=dense_strides(meta.shape, order))
                 made = Op(op.name, op.target, args, kwargs, op.line)
                 self.values[op.name] = self.to.put(made, straight)
             elif source is not None and op.key != "aten.reshape":
@@ -194,14 +195,6 @@ def _copied(program: Program) -> dict[str, str]:
         ):
             found[copy.name] = maker.name
     return found
-
-
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a dense tensor of this shape whose last dimension is innermost."""
-    strides = [1]
-    for size in shape[:0:-1]:
-        strides.append(strides[-1] * max(size, 1))
-    return tuple(strides[::-1][: len(shape)])
 
 
 def channels_last(meta: Meta) -> Meta:

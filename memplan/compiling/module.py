@@ -48,10 +48,8 @@ class Runner:
         own = [each for each in places if each not in target.exported.constants]
         self._watch = Watch(target.module, own)
         self._strides = [each.stride() for each in tensors_of(inputs)]
-        alone = not inputs.kwargs and not target.form.autocast
-        plain = alone and all(map(_kind, inputs.args))
-        # Compared first, for speed; None for other inputs than plain tensors.
-        self._kinds = [_kind(each) for each in inputs.args] if plain else None
+        # Compared first, for speed.
+        self._kinds = None if target.form.autocast else _kinds(inputs)
         self._laid: dict[int, tuple[int, ...]] = {}  # strides of results, by position
         self.arenas = ArenaPool()
         self.bind(inputs)
@@ -104,10 +102,13 @@ class Runner:
             return ""
         return "weights have other shapes or types than when it was compiled"
 
+    def takes(self, kinds: Kinds | None) -> bool:
+        """Whether it was made for plain tensors of these kinds."""
+        return kinds is not None and kinds == self._kinds
+
     def difference(self, inputs: Inputs) -> str:
         """How inputs differ from those that it was made for; "" if they do not."""
-        plain = not inputs.kwargs and not torch.is_autocast_enabled("cpu")
-        if plain and self._kinds == [_kind(each) for each in inputs.args]:
+        if self.takes(_kinds(inputs)):
             return ""
         form, now = self.target.form, Form.of(inputs)
         if form != now:
@@ -147,6 +148,18 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     return [leaf for leaf in inputs.leaves() if isinstance(leaf, Tensor)]
 
 
+Kinds = tuple[tuple[object, ...], ...]
+
+
+def _kinds(inputs: Inputs) -> Kinds | None:
+    """What a program depends on of plain tensors, as positional arguments and without
+    autocast; None for other inputs."""
+    if inputs.kwargs or torch.is_autocast_enabled("cpu"):
+        return None
+    kinds = tuple(map(_kind, inputs.args))
+    return kinds if all(kinds) else None  # type: ignore[return-value]
+
+
 def _kind(value: Any) -> tuple[object, ...] | None:
     """What a program depends on of a tensor; None for other values."""
     plain = type(value) is Tensor
@@ -172,8 +185,8 @@ class Compiled(StandIn):
         self.runner = runner  # of the first inputs; None: the model runs
         # Makes the module for inputs of another form.
         self.resize: Callable[[Inputs], Compiled] | None = None
-        # Of other inputs: what runs on them, None for the model, and its plan.
-        self._others: Programs[tuple[Runner | None, CompilePlan]] = Programs()
+        # Of other inputs: what runs on them, or why the model does; and the plan.
+        self._others: Programs[tuple[Runner | str, CompilePlan]] = Programs()
 
     @property
     def plans(self) -> list[CompilePlan]:
@@ -229,33 +242,44 @@ class Compiled(StandIn):
 
     def _runner_for(self, inputs: Inputs, first: Runner) -> Runner | str:
         """What runs on these inputs, or why the model does."""
-        for each in (first, *(runner for runner, _ in self._others.all())):
-            if each is not None and not each.difference(inputs):
-                return each
+        kinds = _kinds(inputs)
+        if first.takes(kinds):
+            return first
+        key: object = kinds
+        if kinds is None:
+            difference = first.difference(inputs)
+            if not difference:
+                return first
+            given = tensors_of(inputs)
+            if not all(map(_kind, given)):
+                return f"it was compiled {difference}; compile it with them"
+            key = Form.of(inputs), tuple(each.stride() for each in given)
+        if found := self._others.get(key):
+            return found[0]
+        with self._lock:
+            found = self._others.get(key)  # another thread may have compiled meanwhile
+            return found[0] if found else self._made(key, inputs, first)
+
+    def _made(self, key: object, inputs: Inputs, first: Runner) -> Runner | str:
+        """What runs on inputs of another form from now on, or why the model does."""
         difference = first.difference(inputs)
         if torch.autograd._profiler_enabled():  # measuring takes one
             return f"it was compiled {difference}; a profiler runs"
         try:
-            _, given = key_of(inputs)
+            key_of(inputs)
         except UnsupportedCallError as problem:
             return str(problem)
-        if not all(map(_kind, given)):
-            return f"it was compiled {difference}; compile it with them"
-        key = Form.of(inputs), tuple(each.stride() for each in given)
-        with self._lock:
-            found = self._others.get(key)
-            if found is None:
-                if not self._others.wants(key):
-                    return "its inputs have many shapes"
-                found = self._compiled(inputs, first)
-                self._others.keep(key, found)
-        runner, plan = found
-        return runner or f"it was compiled {difference}: {plan.reason}"
+        if not self._others.admits(key):
+            return "its inputs have many shapes"
+        runner, plan = self._compiled(inputs, first)
+        found = runner or f"it was compiled {difference}: {plan.reason}"
+        self._others.keep(key, (found, plan))
+        return found
 
     def _compiled(
         self, inputs: Inputs, first: Runner
     ) -> tuple[Runner | None, CompilePlan]:
-        """What runs on inputs of other sizes, in the arenas of the first."""
+        """What runs on inputs of another form, in the arenas of the first."""
         assert self.resize is not None
         try:
             with torch.inference_mode(False), torch.random.fork_rng(devices=[]):

@@ -102,20 +102,31 @@ def flattened(
     """The program after all passes, and the bytes of packed weights; arguments as of
     `scheduled`. Where weights are packed, all that is constant is computed once: they
     may be among it."""
-    kernels, folds = choices.kernels, choices.folds
+    if choices.kernels:
+        flat, nbytes = _passed(program, constants, inputs, choices.kernels, math.inf)
+        if nbytes or flat.folded <= choices.folds:
+            return flat, nbytes
+    return _passed(program, constants, inputs, (), choices.folds)
+
+
+def _passed(
+    program: Program,
+    constants: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    kernels: tuple[str, ...],
+    most: float,
+) -> tuple[Flat, int]:
+    """The program after all passes; most: bytes of constants that are computed once."""
+    inference, nbytes = Inference(), 0
     given = storages(constants.values())
-    for most in (math.inf, folds) if kernels else (folds,):
-        inference, nbytes = Inference(), 0
-        flat = folded(unrolled(program, constants, inference), given, most)
-        if kernels:
-            flat, nbytes = fused(flat, inference, inputs, kernels)
-        flat = straightened(expanded(flat, inference), inference)
-        flat = folded(flat, given, most)
-        if kernels:
-            flat, more = packed(flat, inference)
-            flat, nbytes = converted(flat, inference), nbytes + more
-        if nbytes or flat.folded <= folds:
-            break
+    flat = folded(unrolled(program, constants, inference), given, most)
+    if kernels:
+        flat, nbytes = fused(flat, inference, inputs, kernels)
+    flat = straightened(expanded(flat, inference), inference)
+    flat = folded(flat, given, most)
+    if kernels:
+        flat, more = packed(flat, inference)
+        flat, nbytes = converted(flat, inference), nbytes + more
     return flat, nbytes
 
 

@@ -152,7 +152,7 @@ class Fused(StandIn):
         if changed:
             self._programs.clear()
             self._changes += 1
-        if not self._programs.wants(key):
+        if not self._programs.admits(key):
             return Fallback("its inputs have many shapes")
         if self._changes > MOST_CHANGES > self._calls // self._changes:
             reason = "its modules change again and again"

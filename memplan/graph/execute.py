@@ -10,6 +10,7 @@ Kernels of memplan's own run in segments, each as one operator.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
@@ -27,7 +28,8 @@ from memplan.graph.script import NoTapeError, Text, code, element, schema_name, 
 Out = Any
 """An overload with one tensor `out` that it writes, beside the arguments of another."""
 
-ALIGNMENT = 64  # bytes, of each storage in the arena
+# A slice where its operator does not say otherwise.
+WHOLE = {"dim": 0, "start": 0, "end": sys.maxsize, "step": 1}
 
 
 @dataclass(frozen=True)
@@ -241,18 +243,17 @@ class Tape:
         """Copies of what does not lie in the whole yet."""
         operands = op.operands()
         for position, part in target.copies.items():
-            self._put(operands[0], part, Ref(operands[position]))
+            self._put(operands[0], (*part, 1), Ref(operands[position]))
         self._is(op, operands[0])
 
-    def _put(self, whole: str, part: tuple[int, int, int], source: Ref) -> None:
-        """Copy into part of a value: a dimension, and a range of it."""
-        dim, low, high = part
+    def _put(self, whole: str, part: Sequence[int], source: Ref) -> None:
+        """Copy into a slice of a value: a dimension, its start, end and step."""
         if whole in self._real:
-            view = self._real[whole].narrow(dim, low, high - low)
+            view = torch.ops.aten.slice.Tensor(self._real[whole], *part)
             self._copied(self._text.bound(view), source)
             return
-        words = ", ".join(map(self._whole, (dim, low, high - low)))
-        view = self._emit("Tensor", f"aten::narrow({self._names[whole]}, {words})")
+        words = ", ".join(map(self._whole, part))
+        view = self._emit("Tensor", f"aten::slice({self._names[whole]}, {words})")
         self._copied(view, source)
 
     def _known(self, name: str) -> Tensor:
@@ -341,7 +342,9 @@ class Tape:
         """Part of the first operand, replaced by the second."""
         if op.name not in self._layout.over:
             self._copied(target, op.args[0])
-        self._put(op.name, op.args[2:5], op.args[1])
+        given = dict(zip(WHOLE, op.args[2:], strict=False)) | op.kwargs
+        own = {name: value for name, value in given.items() if value is not None}
+        self._put(op.name, [*(WHOLE | own).values()], op.args[1])
 
     def _copied(self, target: str, source: Ref) -> None:
         blocking = self._text.constant("bool", "[value=0]")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 
+from memplan.core.bounds import padded_live_bytes
 from memplan.core.problem import Problem
 from memplan.graph.lending import ALIGNMENT, Loan, lend
 from memplan.graph.liveness import Candidates, lifetimes, overwrites, roots_of
@@ -42,14 +43,11 @@ class Lives:
 
     def busiest(self) -> int:
         """The position of the operator during which most of the arena is in use."""
-        changes = np.zeros(self.clock[-1] + 1, dtype=np.int64)
-        np.add.at(changes, self.problem.lower, self.problem.padded)
-        np.add.at(changes, self.problem.upper, -self.problem.padded)
-        level = np.cumsum(changes)
-        first = int(np.argmax(level))
-        full = level[first:] == level[first]  # from where memory is made to its use
-        last = first + (int(np.argmin(full)) or len(full)) - 1
-        return min(bisect_right(self.clock, last), len(self.clock) - 1) - 1
+        if not len(self.problem):
+            return 0
+        moments, live = padded_live_bytes(self.problem)
+        after = int(moments[np.argmax(live) + 1])  # when some is free again
+        return bisect_left(self.clock, after) - 1
 
 
 def lives(

@@ -28,7 +28,7 @@ class Programs(Generic[Made]):
         """The program of a key."""
         return self._made.get(key)
 
-    def wants(self, key: Hashable) -> bool:
+    def admits(self, key: Hashable) -> bool:
         """Whether a key that has no program, or an outdated one, is to get one; each
         question counts."""
         self._seen[key] = self._seen.get(key, 0) + 1

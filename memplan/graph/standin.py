@@ -114,7 +114,7 @@ class StandIn(nn.Module):  # type: ignore[misc]
             self._warned.add(reason)
             warnings.warn(
                 f"memplan.{self.verb}: {what} unchanged: {reason}",
-                stacklevel=_frames_to_caller(),
+                stacklevel=frames_to_caller(),
             )
 
     def __getattr__(self, name: str) -> Any:
@@ -260,8 +260,8 @@ def refuse_gradients(
     return rebuild([replaced.get(id(leaf), leaf) for leaf in leaves])
 
 
-def _frames_to_caller() -> int:
-    """How many frames `_warn` is away from the program's line that called the model:
+def frames_to_caller() -> int:
+    """How many frames a warning is away from the program's line that called the model:
     the first that is neither torch's nor memplan's."""
     folders = [os.path.dirname(file or "") for file in (torch.__file__, __file__)]
     own = (f"{folders[0]}{os.sep}", f"{os.path.dirname(folders[1])}{os.sep}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from models import published
 
-from bench.runner import BenchError, Contender, Figures, Metric, Suite, timed
+from bench.runner import Contender, Figures, Metric, Suite, or_error, timed
 from memplan.chunking.chunk import chunk
 from memplan.chunking.options import BudgetError, ChunkOptions
 from memplan.graph.measure import activation_peak
@@ -55,12 +55,6 @@ def contenders(
             peak = activation_peak(lambda: call(*inputs))
             return {"activations": peak, **timed(call, *inputs)()}
 
-    def compile_and_measure() -> Figures:
-        try:
-            return measured(compiled)
-        except Exception as error:
-            raise BenchError(f"{type(error).__name__}") from None
-
     found = [Contender("eager", lambda: measured(model))]
     for budget in args.budgets or budgets:
         try:
@@ -70,7 +64,7 @@ def contenders(
             module, title = error.closest, f"{budget}, nearest"
         if module is not None:
             found.append(Contender(title, lambda module=module: measured(module)))
-    return [*found, Contender("torch.compile", compile_and_measure)]
+    return [*found, Contender("torch.compile", or_error(lambda: measured(compiled)))]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

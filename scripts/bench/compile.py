@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from models import published, unet, vision
 
-from bench.runner import BenchError, Contender, Figures, Metric, Suite, timed
+from bench.runner import Contender, Figures, Metric, Suite, or_error, timed
 from memplan.compiling.bench import CompileOptions, requests
 from memplan.compiling.compile import compile as compiled
 from memplan.errors import NoPlanError
@@ -79,14 +79,8 @@ def contenders(
             arena = module.memplan.arena
             found.append(Contender(title, partial(measured, module, arena)))
     by_inductor: Any = torch.compile(model)  # at its first call
-
-    def compile_and_measure() -> Figures:
-        try:
-            return measured(by_inductor)
-        except Exception as error:
-            raise BenchError(f"{type(error).__name__}") from None
-
-    return [*found, Contender("torch.compile", compile_and_measure)]
+    peer = or_error(partial(measured, by_inductor))
+    return [*found, Contender("torch.compile", peer)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

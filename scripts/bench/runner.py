@@ -142,6 +142,18 @@ def compare(
     return found
 
 
+def or_error(run: Callable[[], Figures]) -> Callable[[], Figures]:
+    """A peer's run, whose errors of any kind are BenchErrors."""
+
+    def guarded() -> Figures:
+        try:
+            return run()
+        except Exception as error:
+            raise BenchError(f"{type(error).__name__}") from None
+
+    return guarded
+
+
 def timed(
     function: Callable[..., object], *arguments: object, number: int = 1
 ) -> Callable[[], Figures]:

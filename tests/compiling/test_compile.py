@@ -519,6 +519,32 @@ def test_threads_see_weights_that_changed() -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        (slice(None), slice(None, None, 2)),
+        (slice(1, None),),
+        (slice(None), slice(1, 2, 2)),
+        (slice(1, 3),),
+        (slice(-3, -1), slice(None, 5)),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_slices_that_are_written(part: Any, last: bool) -> None:
+    """With any ends and steps, in the arena and in a result."""
+
+    class Written(nn.Module):
+        def forward(self, x: Any) -> Any:
+            y = (x * 2).tanh() + (x + 1).sigmoid()
+            y[part] += 1
+            return y if last else y.exp().sum(-1)
+
+    model, x = Written().eval(), torch.randn(6, 400)
+    module = compiled(model, x)
+    with torch.no_grad():
+        assert torch.equal(module(x), model(x))
+
+
 class Quantized(nn.Module):
     """Needs the least and the largest of all elements, which round hides in part."""
 
