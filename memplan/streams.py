@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -45,6 +46,22 @@ def open_missing_streams() -> None:
             os.set_inheritable(null, True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+@contextlib.contextmanager
+def private_streams() -> Iterator[tuple[IO[str], IO[str]]]:
+    """Standard input and output, which the null device replaces for all others."""
+    with os.fdopen(os.dup(0)) as source, os.fdopen(os.dup(1), "w") as sink:
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1):
+            os.dup2(null, number)
+        os.close(null)
+        yield source, sink
+
+
+def unnamed_file() -> IO[bytes]:
+    """A file to be a child's standard error."""
+    return tempfile.TemporaryFile()
 
 
 @contextlib.contextmanager

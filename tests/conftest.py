@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -26,6 +27,14 @@ settings.load_profile("memplan")
 # would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What was loaded for all tests is left alone by the collector, and by recordings,
+    which look through all of its objects."""
+    gc.collect()
+    gc.freeze()
+
 
 # Of tests with a Ray cluster: what Ray itself leaves open and calls outdated.
 RAYS_OWN_WARNINGS = pytest.mark.filterwarnings(

@@ -2,11 +2,13 @@
 
 To start Python and load torch takes two seconds, the programs of most tests a tenth of
 one. A child is as a new process in all else: its own folder, environment and streams,
-`__main__` and exit handlers, and an end of its own.
+`__main__` and exit handlers, and an end of its own. Only a command of `SHORT` ends
+without taking its memory apart: for torch's that takes longer than most commands.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import json
@@ -20,10 +22,13 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 LOADED = ["torch", "torch._dynamo", "numpy", "pandas", "pyarrow.parquet"]
 LOADED += [f"memplan.cli.{name}" for name in ("record", "apply", "solve", "fit")]
+# Commands that run no program in their process: nothing of memplan is in what ends it.
+SHORT = ("check", "convert", "diff", "fit", "recover", "report", "solve", "stats")
+SHORT += ("verify",)
 # What only the start of a process looks at: with others of these it has to be started.
 AT_START = ("LD_", "PYTHON", "OMP_", "KMP_", "MKL_", "MALLOC_", "GLIBC_", "TORCH")
 
@@ -121,9 +126,24 @@ def become(
     multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
     sys.path[0] = folder if is_module else str(Path(arguments[0]).resolve().parent)
     if is_module:
-        runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
+        try:
+            runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
+        except SystemExit as stop:
+            if arguments[1] == "memplan" and {*arguments[2:3]} & {*SHORT}:
+                end_at_once(stop.code)
+            raise
     else:
         runpy.run_path(arguments[0], run_name="__main__")
+
+
+def end_at_once(code: object) -> NoReturn:
+    """End as Python does, but leave the memory as it is."""
+    assert isinstance(code, int)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

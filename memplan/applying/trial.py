@@ -7,9 +7,6 @@ the last bit. Where they are not, halving the units finds which of them differ.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from memplan.applying.trial_step import Digests, Order
 from memplan.core.plan import Plan
 from memplan.errors import InputError, RecordError, UsageError
 from memplan.formats.strictjson import parse
+from memplan.recording.forking import ForkServer
 from memplan.recording.target import Target
 from memplan.scratch import scratch_folder
 from memplan.trace.lives import Summary
@@ -25,6 +23,7 @@ from memplan.trace.read import read_trace
 from memplan.trace.trace import Trace
 
 STEPS = 3  # of a run: the first one makes the optimizer's state
+ENVIRONMENT = {"PYTHONHASHSEED": "0"}  # of runs: they must be alike
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +64,20 @@ class Verdict:
 class Rehearsal:
     """Runs a program with some of a plan's units computed again."""
 
-    def __init__(self, plan: Plan, path: Path, target: Target) -> None:
-        """path: of the plan's file. Raises UsageError if it computes nothing again."""
+    def __init__(
+        self, plan: Plan, path: Path, target: Target, server: ForkServer
+    ) -> None:
+        """path: of the plan's file. server: with ENVIRONMENT.
+
+        Raises UsageError if the plan computes nothing again.
+        """
         if plan.recompute is None or not plan.recompute.units:
             raise UsageError(
                 f"{path} computes nothing again, so there is nothing to try; make a "
                 "plan with memplan solve --budget"
             )
         self.part = plan.recompute
-        self._path, self._target = path, target
+        self._path, self._target, self._server = path, target, server
         self.runs = 0
 
     def run(self, units: Sequence[int], device: str = "auto") -> Run:
@@ -95,19 +99,10 @@ class Rehearsal:
                 self._target.arguments,
                 self._target.is_module,
             )
-            done = subprocess.run(
-                [sys.executable, "-m", "memplan.applying.trial_step", order.encode()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                env=os.environ | {"PYTHONHASHSEED": "0"},
-                check=False,
-            )
+            done = self._server.run("memplan.applying.trial_step", [order.encode()])
             failure = ""
-            if done.returncode:
-                said = done.stderr.strip().splitlines() or ["it printed nothing"]
+            if done.code:
+                said = done.said.strip().splitlines() or ["it printed nothing"]
                 failure = said[-1]
             if not result.exists() or not trace.exists():
                 return Run((), None, 0, failure or "it recorded nothing")

@@ -169,6 +169,7 @@ def main(text: str) -> int:
         then_exit=True,
         argv=target.command(),
         program=target.identity(),
+        holders=False,
     )
     recording = Recording(Path(order.trace), options)
     watched = Watched()

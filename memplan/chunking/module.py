@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from memplan.chunking.canonical import rejoined
 from memplan.chunking.code import compiled, source, with_called_loops
@@ -40,7 +40,7 @@ class Chunk:
         self.source = source(self.program, f"{name}, in chunks")
         self._run = compiled(self.source, name)
         self._weights = Weights(target.module, target.exported.constants)
-        self._form, self._out_spec = target.form, target.exported.out_spec
+        self._form = target.form
         self._signature = Signature()
 
     @property
@@ -62,7 +62,7 @@ class Chunk:
         # The program contains the casts that autocast makes.
         with torch.no_grad(), torch.autocast(device, enabled=False):
             result = self._run(tensors, self._weights)
-        return tree_unflatten(list(result), self._out_spec)
+        return self.target.rebuild(list(result))
 
     def inputs_of(
         self, args: tuple[object, ...], kwargs: dict[str, Any]
@@ -172,10 +172,10 @@ class Chunked(StandIn):
 
     def target(self, inputs: Inputs) -> Target:
         if not self.chunks or self.model.training:
-            return capture(self.model, inputs, flat=True)
+            return capture(self.model, inputs, quick=True)
         chunks = self._chunks_for(Form.of(inputs), inputs)
         if not chunks:
-            return capture(self.model, inputs, flat=True)
+            return capture(self.model, inputs, quick=True)
         chunk = chunks.get("")
         if chunk is None:
             raise InputError("parts of it run by memplan.chunk already")

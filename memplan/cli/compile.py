@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memplan.cli import arguments, show, user_model
+from memplan.cli.chunk_report import place
 from memplan.cli.user_model import UserModel
 from memplan.core.planfile import write_plan
 from memplan.files import STDOUT, refuse_overwrite
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 FIELDS = (
     *("status", "reason", "torch", "bytes_before", "bytes_after", "arena", "beside"),
+    *("lent", "peak_operator", "peak_line"),
     *("requests_before", "requests_after", "asking", "operators", "loops", "again"),
     *("order_proof", "order_bound", "kernels", "fused", "folded", "packed", "error"),
     *("seconds_before", "seconds_after", "internal_errors"),
@@ -156,6 +158,17 @@ def _defects(found: Front | CompilePlan) -> None:
         )
 
 
+def _peak(plan: CompilePlan) -> list[tuple[str, str]]:
+    at = f" at {place(plan.peak_line)}" if plan.peak_line else ""
+    name = plan.peak_operator.removeprefix("aten.")
+    return [("fullest in", f"{name}{at}")] if plan.arena else []
+
+
+def _lent(count: int) -> list[tuple[str, str]]:
+    many = "block" if count == 1 else "blocks"
+    return [("in a result", f"{count:,} {many}, until it is written")] if count else []
+
+
 def _report(name: str, plan: CompilePlan) -> None:
     """Print what compiling brought."""
     if plan.plan is None:
@@ -164,8 +177,13 @@ def _report(name: str, plan: CompilePlan) -> None:
         return
     arena = plan.plan
     bound = f"the lower bound is {format_bytes(arena.lower_bound)}"
-    if arena.peak == arena.lower_bound:
+    proved = arena.peak == arena.lower_bound
+    if plan.lent:  # other values may lie in a result: the bytes of both count
+        proved = plan.bytes_after == plan.order_bound
+    if proved:
         bound = "proved minimal for this order"
+    elif arena.peak == arena.lower_bound:
+        bound = "proved minimal for what lies in it"
     same = "none, the same bits" if not plan.error else f"at most {plan.error:.1e}"
     order = ORDERS.get(
         plan.order_proof,
@@ -176,7 +194,9 @@ def _report(name: str, plan: CompilePlan) -> None:
     rows = [
         ("activations", f"{before} before, {after} after"),
         ("arena", f"{format_bytes(plan.arena)}, {bound}"),
+        *_peak(plan),
         ("beside it", f"{format_bytes(plan.beside)}, results included"),
+        *_lent(plan.lent),
         ("order", order),
         ("loops", f"{plan.loops:,}"),
         ("requests", asked),

@@ -15,6 +15,7 @@ from memplan.core.recompute import Recomputation
 from memplan.errors import RecordError, UsageError, as_options
 from memplan.recording.fake_device import GPUS
 from memplan.recording.fake_values import WITH_VALUES, WITHOUT_GPU
+from memplan.recording.forking import ForkServer
 from memplan.recording.target import Target
 from memplan.recording.trial import ProgramFailedError, Trial, trial
 from memplan.reporting.fit import MARGIN, Fitted, Measured, Plateau, Search
@@ -180,11 +181,12 @@ def command(
     if limit <= 0:
         raise UsageError(f"--beside {beside} leaves nothing of --capacity")
     target = arguments.target(module, script)
-    runs = Runs(target, vary, device, steps, quiet, recompute)
     flag = vary or Flag("", 0, 0)
-    search = Search(lambda value: runs.fake(value, limit), flag.low, flag.high)
-    found = search.run(limit)
-    confirmed = runs.confirmed(found, limit) if confirm else {}
+    with ForkServer() as server:
+        runs = Runs(server, target, vary, device, steps, quiet, recompute)
+        search = Search(lambda value: runs.fake(value, limit), flag.low, flag.high)
+        found = search.run(limit)
+        confirmed = runs.confirmed(found, limit) if confirm else {}
     result = Answer(found, runs, limit, confirmed)
     if json_:
         show.as_json(result.entries(), "memplan.fit")
@@ -201,10 +203,11 @@ def _advised(text: str) -> str:
 
 @dataclass(frozen=True)
 class Runs:
-    """The recordings that one search makes. notes: what they say, each once; ran: the
-    values with which the program ran; chosen: by value, what is computed again so that
-    it fits."""
+    """The recordings that one search makes. server: where they run; notes: what they
+    say, each once; ran: the values with which the program ran; chosen: by value, what
+    is computed again so that it fits."""
 
+    server: ForkServer
     target: Target
     flag: Flag | None
     device: Literal["cpu", "cuda"]
@@ -272,7 +275,7 @@ class Runs:
     def _trial(self, value: int, device: str) -> Trial:
         target = self.flag.of(self.target, value) if self.flag else self.target
         try:
-            found = trial(target, device, self.steps, self.recompute)
+            found = trial(self.server, target, device, self.steps, self.recompute)
         except ProgramFailedError as error:
             if self.flag is not None and target != self.target:
                 self.flag.refuse_unknown(self.target, error)

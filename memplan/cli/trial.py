@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from memplan.applying.trial import Rehearsal, Verdict, try_out
+from memplan.applying.trial import ENVIRONMENT, Rehearsal, Verdict, try_out
 from memplan.cli import show
 from memplan.core.plan import Plan
 from memplan.errors import CheckFailed
+from memplan.recording.forking import ForkServer
 from memplan.recording.target import Target
 from memplan.units import format_bytes
 
 
 def command(path: Path, plan: Plan, target: Target, trial: bool, json_: bool) -> None:
     """Print what was found; exit 1 if the plan does not hold what it promises."""
-    rehearsal = Rehearsal(plan, path, target)
+    with ForkServer(os.environ | ENVIRONMENT) as server:
+        _try(Rehearsal(plan, path, target, server), path, target, trial, json_)
+
+
+def _try(
+    rehearsal: Rehearsal, path: Path, target: Target, trial: bool, json_: bool
+) -> None:
     budget = rehearsal.part.budget
     fake = rehearsal.run(range(len(rehearsal.part.units)), "fake")
     problems = []

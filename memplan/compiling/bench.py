@@ -17,7 +17,7 @@ from memplan.chunking.search import Trial
 from memplan.compiling.fused import Fused
 from memplan.compiling.module import Compiled, Runner, tensors_of
 from memplan.compiling.report import CompilePlan
-from memplan.compiling.schedule import PackedTooMuchError
+from memplan.compiling.schedule import Choices, PackedTooMuchError
 from memplan.errors import MemplanError, UsageError
 from memplan.fusing.options import KERNELS, kernel_subsets
 from memplan.graph.call import Inputs, Signature
@@ -39,6 +39,7 @@ from memplan.graph.script import NoTapeError
 from memplan.units import format_bytes
 
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
+SMALL = 1 << 16  # bytes of constants, computed once, that are nothing to speak of
 PATIENT = 1.5  # seconds of a second measurement
 DEFECT = "internal error: "
 LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
@@ -114,13 +115,13 @@ class Bench:
     def unwritten(self) -> Iterator[None]:
         """Model and inputs are put back as they were."""
         written = Snapshot([*self.inputs.leaves(), *self.model.buffers()])
-        attributes = Attributes(self.model)
+        reached = Attributes(self.model), Attributes(self.model, self.inputs)
         try:
             yield
         finally:
             written.restore()
-            if attributes.changed():
-                attributes.restore()
+            for each in reached:
+                each.restore()
 
     def build(self, trials: Mapping[str, Trial], limit: int) -> Compiled | None:
         """The module of a trial, measured; None if its results differ."""
@@ -178,12 +179,12 @@ class Bench:
         loops = any(isinstance(step, Loop) for step in program.ops)
         effort = EFFORT // LESS if loops else EFFORT
         most = self.before if self.options.pack is None else None
-        best, failed = None, list[str]()
+        best, failed, plain = None, list[str](), False
         for kernels in list(self.kernels):
             try:
-                runner = Runner(
-                    self.target, program, self.inputs, kernels, effort, most
-                )
+                folds = max(SMALL, self.before // 50)
+                choices = Choices(kernels, effort, most, folds)
+                runner = Runner(self.target, program, self.inputs, choices)
             except PackedTooMuchError:
                 self.kernels.remove(kernels)
                 continue
@@ -194,14 +195,16 @@ class Bench:
                 found = self.unchanged(f"{DEFECT}{first_line(failure)}")
             else:
                 schedule = runner.schedule
-                both = schedule.packed + schedule.plan.peak
+                kept = schedule.packed + schedule.flat.folded
+                both = kept + schedule.plan.peak
                 if most is not None and schedule.packed and both > most:
                     continue
                 found = self._checked(runner, program, again)
+                plain = not schedule.packed  # so without these kernels it is the same
             if found.runner is None:
                 failed.append(found.memplan.reason)
             best = min([*([best] if best else []), found], key=rank)
-            if rank(best) <= (0, 1.0):
+            if plain or rank(best) <= (0, 1.0):
                 break
         assert best is not None
         if best.runner is not None:  # else its reason is told
@@ -271,8 +274,11 @@ class Bench:
             bytes_after=schedule.plan.peak + beside,
             arena=schedule.plan.peak,
             beside=beside,
-            requests_before=_requests(lambda: inputs.run(model)),
-            requests_after=_requests(lambda: runner(inputs)),
+            lent=schedule.lent,
+            peak_operator=getattr(schedule.busiest, "key", ""),
+            peak_line=schedule.busiest.line if schedule.busiest else "",
+            requests_before=requests(lambda: inputs.run(model)),
+            requests_after=requests(lambda: runner(inputs)),
             asking=dict(Counter(schedule.beside).most_common()),
             operators=len(ops),
             loops=sum(isinstance(step, Loop) for step in program.ops),
@@ -319,8 +325,8 @@ def too_slow(module: Compiled, most: float) -> str:
     return f"would take {ratio:.2f} times as long; the limit is {most:.2f}"
 
 
-def _requests(run: Run) -> int:
-    """Requests to the allocator in a run."""
+def requests(run: Run) -> int:
+    """How often a run asks the allocator for memory."""
     with torch.no_grad():
         events = events_of(run)
     return sum(event.name() == MEMORY and event.nbytes() > 0 for event in events)

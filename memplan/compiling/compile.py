@@ -25,7 +25,7 @@ from memplan.compiling.bench import Bench, CompileOptions, too_slow
 from memplan.compiling.costs import in_arena
 from memplan.compiling.module import Compiled, tensors_of
 from memplan.compiling.report import CompilePlan, Front
-from memplan.compiling.schedule import flattened
+from memplan.compiling.schedule import Choices, flattened
 from memplan.errors import NoPlanError
 from memplan.graph.call import Inputs
 from memplan.graph.capture import Exports, export_parts
@@ -298,7 +298,7 @@ class _Compiling:
         places = program.constants.items()
         constants = {x: bench.target.weights[at].detach() for x, at in places}
         with torch.inference_mode(False), torch.no_grad():
-            _, nbytes = flattened(program, constants, inputs, ("onednn",))
+            _, nbytes = flattened(program, constants, inputs, Choices(("onednn",)))
         return 0 < nbytes <= most
 
     def _descent(self, exports: Exports, packed: bool) -> Descent[Compiled]:

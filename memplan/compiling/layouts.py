@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,12 +10,14 @@ import torch
 from torch import Tensor
 
 from memplan.compiling.passes import Builder, Flat
+from memplan.graph.execute import writers
 from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.native import Assembled
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
 from memplan.graph.script import NoTapeError
 
 aten = torch.ops.aten
+COPIES = {"aten.clone", "aten.contiguous", "aten.reshape"}
 
 # Operators that refuse an input which lies otherwise than it did, or read it otherwise.
 STRICT = {
@@ -131,6 +134,74 @@ def _buffers(program: Program) -> set[str]:
         and len(program.metas[op.name].shape) == 4
         and program.metas[op.name].contiguous
     }
+
+
+def straightened(flat: Flat, inference: Inference) -> Flat:
+    """The program in which element-wise results that lie otherwise than row-major, and
+    are only copied into that order, are written so at once."""
+    found = _copied(flat.program)
+    return _Straightening(flat, inference, found).straight() if found else flat
+
+
+class _Straightening(Relaying):
+    def __init__(self, flat: Flat, inference: Inference, found: dict[str, str]) -> None:
+        super().__init__(flat, inference)
+        self._found = found
+
+    def straight(self) -> Flat:
+        program = self.old.program
+        for op in program.ops:
+            assert isinstance(op, Op)
+            source = self._found.get(op.name)
+            if op.name in self._found.values():
+                args, kwargs = mapped((op.args, op.kwargs), self._now)
+                meta: Meta = program.metas[op.name]
+                straight = meta._replace(strides=row_major(meta.shape))
+                made = Op(op.name, op.target, args, kwargs, op.line)
+                self.values[op.name] = self.to.put(made, straight)
+            elif source is not None and op.key != "aten.reshape":
+                self.values[op.name] = self.values[source]
+            else:
+                self.values[op.name] = self.again(op)
+        return self.flat(program.outputs)
+
+    def _now(self, ref: Ref) -> Argument:
+        return self.values[ref.name]
+
+
+def _copied(program: Program) -> dict[str, str]:
+    """Copies into row-major order -> what they are of: the results of element-wise
+    kernels, without another use."""
+    uses = Counter(name for op in program.ops for name in op.operands())
+    uses.update(refs(program.outputs))
+    makers = {op.name: op for op in program.ops if isinstance(op, Op)}
+    found = {}
+    for copy in makers.values():
+        taken = copy.operands()
+        maker = makers.get(taken[0]) if copy.key in COPIES and len(taken) == 1 else None
+        if maker is None or program.roots[copy.name] != copy.name:
+            continue
+        meta, now = program.metas[maker.name], program.metas[copy.name]
+        pointwise = torch.Tag.pointwise in getattr(maker.target, "tags", ())
+        if (
+            pointwise
+            and isinstance(meta, Meta)
+            and (meta.dtype, meta.bytes) == (now.dtype, now.bytes)
+            and now.contiguous
+            and uses[maker.name] == 1
+            and program.roots[maker.name] == maker.name
+            and next(writers(maker), None) is not None
+        ):
+            found[copy.name] = maker.name
+    return found
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a dense tensor of this shape whose last dimension is innermost."""
+    strides = [1]
+    for size in shape[:0:-1]:
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(strides[::-1][: len(shape)])
 
 
 def channels_last(meta: Meta) -> Meta:

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from memplan.compiling.report import CompilePlan
-from memplan.compiling.schedule import Schedule, scheduled
+from memplan.compiling.schedule import DEFAULTS, Choices, Schedule, scheduled
 from memplan.errors import MemplanError, UsageError
 from memplan.graph.arenas import ArenaPool
 from memplan.graph.call import Form, Inputs, UnsupportedCallError, key_of
@@ -22,8 +22,7 @@ from memplan.graph.capture import Target
 from memplan.graph.check import lying_as
 from memplan.graph.execute import Tape
 from memplan.graph.export import first_line
-from memplan.graph.nest import laid_out, leaves_of
-from memplan.graph.order import EFFORT
+from memplan.graph.nest import first, laid_out, leaves_of
 from memplan.graph.program import Program, mapped
 from memplan.graph.programs import Programs
 from memplan.graph.requests import fills_new_memory
@@ -39,15 +38,11 @@ class Runner:
         target: Target,
         program: Program,
         inputs: Inputs,
-        kernels: tuple[str, ...] = (),
-        effort: int = EFFORT,
-        most: int | None = None,
+        choices: Choices = DEFAULTS,
     ) -> None:
         """target: the exported model. program: what is to run, with or without loops.
-        inputs: of the form that it was exported with. kernels, effort, most: see
-        `scheduled`."""
-        self.target, self._program = target, program
-        self._kernels, self._effort, self._most = kernels, effort, most
+        inputs: of the form that it was exported with."""
+        self.target, self._program, self._choices = target, program, choices
         self._weights = Weights(target.module, target.exported.constants)
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
@@ -63,7 +58,7 @@ class Runner:
 
     def bind(self, inputs: Inputs) -> None:
         """Bind the weights again, which have other values or lie elsewhere."""
-        self._watch = self._watch.again()
+        watch = self._watch.again()
         places = self._program.constants.items()
         constants = {name: self._weights[place].detach() for name, place in places}
         with torch.inference_mode(False), torch.no_grad():
@@ -71,10 +66,9 @@ class Runner:
                 self._program,
                 constants,
                 tensors_of(inputs),
-                self._kernels,
-                self._effort,
-                self._most,
+                self._choices,
             )
+        self._watch = watch  # last: other threads then take the weights for current
 
     @contextmanager
     def tape(self) -> Iterator[Tape]:
@@ -136,15 +130,14 @@ class Runner:
         plain = torch.inference_mode(False)  # as all that the tape holds
         with plain, torch.no_grad(), self.tape() as tape:
             results = tape(tensors_of(inputs))
-        spec = self.target.exported.out_spec
-        if spec.is_leaf() and results:
+        if self.target.rebuild is first and results:
             return laid_out(results[0], self._laid.get(0))
         found = dict(zip(tape.results, results, strict=True))
         outputs = self.schedule.flat.program.outputs
         leaves = list(mapped(outputs, lambda ref: found[ref.name]))
         for position, strides in self._laid.items():
             leaves[position] = laid_out(leaves[position], strides)
-        return tree_unflatten(leaves, spec)
+        return self.target.rebuild(leaves)
 
 
 def tensors_of(inputs: Inputs) -> list[Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from operator import getitem
 from types import BuiltinFunctionType
@@ -14,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from memplan.graph.infer import Inference
 from memplan.graph.native import Assembled, Native
-from memplan.graph.nest import bytes_of
+from memplan.graph.nest import bytes_of, storages
 from memplan.graph.program import (
     Argument,
     Bound,
@@ -25,11 +26,13 @@ from memplan.graph.program import (
     Program,
     Ranges,
     Ref,
+    Step,
     mapped,
     refs,
     results,
 )
 from memplan.graph.script import NoTapeError
+from memplan.graph.weights import digest
 
 aten = torch.ops.aten
 
@@ -400,34 +403,60 @@ EXPANSIONS: dict[str, Callable[[Builder, Op], Ref | None]] = {
 FACTORIES = {"aten.arange", "aten.full", "aten.scalar_tensor", "aten.eye"}
 
 
-def folded(flat: Flat, given: Collection[int] = ()) -> Flat:
+def folded(flat: Flat, given: Collection[int] = (), most: float = math.inf) -> Flat:
     """Operators whose operands are all constants, computed once.
 
-    given: storages of constants that nobody computed. Of operators without operands
-    only FACTORIES: others make memory without contents.
+    given: storages of constants that nobody computed. most: bytes of those that are
+    computed; where that is exceeded, the largest are computed in each call, as the
+    model does it. Equal values are kept once. Of operators without operands only
+    FACTORIES: others make memory without contents.
     """
-    program, constants = flat.program, dict[str, Any](flat.constants)
-    known = set(program.constants)
-    kept = []
+    values = dict[str, Any](flat.constants)
+    equal: dict[Hashable, Any] = {}
+    left: set[str] = set()
+    while True:
+        made = _folded(flat, values, equal, left)
+        made.folded = bytes_of(made.constants.values(), given)
+        mine = {
+            name: each
+            for name, each in made.constants.items()
+            if name not in flat.constants
+            and isinstance(each, Tensor)
+            and not storages([each]) <= set(given)
+        }
+        if made.folded <= most or not mine:
+            return made
+        left.add(max(mine, key=lambda name: mine[name].untyped_storage().nbytes()))
+
+
+def _folded(
+    flat: Flat, values: dict[str, Any], equal: dict[Hashable, Any], left: set[str]
+) -> Flat:
+    """See `folded`. values, equal: what was computed, by name and by contents. left:
+    operators that stay."""
+    program = flat.program
     names = dict(program.constants)
-    with torch.no_grad():
-        for op in program.ops:
-            assert isinstance(op, Op)
-            taken = op.operands()
-            random = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
-            foldable = (bool(taken) or op.key in FACTORIES) and not random
-            if not foldable or not known.issuperset(taken):
-                kept.append(op)
-                continue
-            args, kwargs = mapped((op.args, op.kwargs), lambda ref: constants[ref.name])
-            constants[op.name] = op.target(*args, **kwargs)
-            known.add(op.name)
-            names[op.name] = op.name
-    wanted = {name for op in kept for name in op.operands()} | set(
-        refs(program.outputs)
-    )
+    kept: list[Step] = []
+    for op in program.ops:
+        assert isinstance(op, Op)
+        taken = op.operands()
+        random = torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
+        foldable = (bool(taken) or op.key in FACTORIES) and not random
+        if not foldable or op.name in left or not names.keys() >= set(taken):
+            kept.append(op)
+            continue
+        if op.name not in values:
+            args, kwargs = mapped((op.args, op.kwargs), lambda ref: values[ref.name])
+            with torch.no_grad():
+                found = op.target(*args, **kwargs)
+            if isinstance(found, Tensor) and not storages([found]) & storages([args]):
+                key = digest([found]), found.stride()
+                found = equal.setdefault(key, found)
+            values[op.name] = found
+        names[op.name] = op.name
+    wanted = {name for op in kept for name in op.operands()}
+    wanted |= set(refs(program.outputs))
     used = {name: place for name, place in names.items() if name in wanted}
     roots = {**program.roots, **{name: name for name in used}}
-    program = replace(program, ops=list(kept), constants=used, roots=roots)
-    values = {name: constants[name] for name in used}
-    return Flat(program, values, bytes_of(values.values(), given))
+    program = replace(program, ops=kept, constants=used, roots=roots)
+    return Flat(program, {name: values[name] for name in used})

@@ -15,18 +15,20 @@ class CompilePlan:
     status: "compiled", or "unchanged" if the model runs as it was, for `reason`.
     bytes_before: the model's peak by the allocator's events. bytes_after: the arena and
     `beside`. arena: bytes of the arena. beside: the peak of what torch allocates while
-    the program runs, its results among them. requests_before, requests_after: to the
-    allocator, each call. asking: operator -> how often a call has torch allocate its
-    result. operators: of the program that runs, views included. loops: how many run in
-    chunks. again: the values that are computed a second time. order_proof: "bound" or
-    "search" if no order of these operators needs less; "" if one may. order_bound:
-    bytes that every order needs. kernels, fused: how many of memplan's own kernels run,
-    and for how many of the model's operators. folded: bytes of constants computed in
-    advance, which are kept. packed: bytes of convolutions' weights that are kept in
-    their kernels' layout, beside the model's. error: largest relative error to the
-    model. seconds_before, seconds_after: the least of several runs in turns. plan: the
-    arena's plan, which says how good it is. internal_errors: how many sets of kernels,
-    regions or plans each defect of memplan dropped.
+    the program runs, its results among them. lent: values and blocks that lie in the
+    memory of a result until it is written. peak_operator, peak_line: where the most
+    bytes of the arena are live, and that line as `file:line`. requests_before,
+    requests_after: to the allocator, each call. asking: operator -> how often a call
+    has torch allocate its result. operators: of the program that runs, views included.
+    loops: how many run in chunks. again: the values that are computed a second time.
+    order_proof: "bound" or "search" if no order of these operators needs less; "" if
+    one may. order_bound: bytes that every order needs. kernels, fused: how many of
+    memplan's own kernels run, and for how many of the model's operators. folded: bytes
+    of constants computed in advance, which are kept. packed: bytes of convolutions'
+    weights that are kept in their kernels' layout, beside the model's. error: largest
+    relative error to the model. seconds_before, seconds_after: the least of several
+    runs in turns. plan: the arena's plan, which says how good it is. internal_errors:
+    how many sets of kernels, regions or plans each defect of memplan dropped.
     """
 
     status: str
@@ -36,6 +38,9 @@ class CompilePlan:
     bytes_after: int = 0
     arena: int = 0
     beside: int = 0
+    lent: int = 0
+    peak_operator: str = ""
+    peak_line: str = ""
     requests_before: int = 0
     requests_after: int = 0
     asking: dict[str, int] | None = None

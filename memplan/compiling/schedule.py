@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from memplan.compiling.convolutions import packed
 from memplan.compiling.fused import converted, fused
+from memplan.compiling.layouts import straightened
 from memplan.compiling.passes import Flat, expanded, folded, unrolled
 from memplan.compiling.serve import ways_of
 from memplan.core.plan import Plan
@@ -21,7 +23,7 @@ from memplan.graph.lending import ALIGNMENT
 from memplan.graph.lives import lives
 from memplan.graph.nest import storages
 from memplan.graph.order import EFFORT, Order, least_peak, reordered, tasks_of
-from memplan.graph.program import Program
+from memplan.graph.program import Program, Step
 from memplan.recording.shim import install
 from memplan.solving.solve import solve
 
@@ -33,7 +35,9 @@ class Schedule:
     flat: the program after all passes. order: what is known of the
     order. plan: the arena, a buffer for each storage and for each request of an
     operator. layout: where in it the results lie; torch allocates outputs. packed:
-    bytes of weights that are kept in their kernels' layout as well.
+    bytes of weights that are kept in their kernels' layout as well. lent: how many
+    buffers lie in a result's memory until it is written. busiest: the operator at which
+    the most bytes of the arena are live.
     """
 
     flat: Flat
@@ -41,6 +45,8 @@ class Schedule:
     plan: Plan
     layout: Layout
     packed: int = 0
+    lent: int = 0
+    busiest: Step | None = None
 
     @property
     def beside(self) -> list[str]:
@@ -67,23 +73,49 @@ class PackedTooMuchError(Exception):
     """Packed weights take more than they may."""
 
 
+@dataclass(frozen=True)
+class Choices:
+    """How a program is scheduled.
+
+    kernels: what convolutions may run as, see FuseOptions, their weights kept in the
+    kernels' layout, too; without any, as torch has them. effort: of the search for an
+    order, the best of which is taken. most: bytes that packed weights, and constants
+    that are computed once, may take; None for any. folds: bytes of these constants
+    where no weights are packed.
+    """
+
+    kernels: tuple[str, ...] = ()
+    effort: int = EFFORT
+    most: int | None = None
+    folds: float = math.inf
+
+
+DEFAULTS = Choices()
+
+
 def flattened(
     program: Program,
     constants: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
-    kernels: tuple[str, ...],
+    choices: Choices,
 ) -> tuple[Flat, int]:
     """The program after all passes, and the bytes of packed weights; arguments as of
-    `scheduled`."""
-    inference, nbytes = Inference(), 0
+    `scheduled`. Where weights are packed, all that is constant is computed once: they
+    may be among it."""
+    kernels, folds = choices.kernels, choices.folds
     given = storages(constants.values())
-    flat = folded(unrolled(program, constants, inference))
-    if kernels:
-        flat, nbytes = fused(flat, inference, inputs, kernels)
-    flat = folded(expanded(flat, inference), given)
-    if kernels:
-        flat, more = packed(flat, inference)
-        flat, nbytes = converted(flat, inference), nbytes + more
+    for most in (math.inf, folds) if kernels else (folds,):
+        inference, nbytes = Inference(), 0
+        flat = folded(unrolled(program, constants, inference), given, most)
+        if kernels:
+            flat, nbytes = fused(flat, inference, inputs, kernels)
+        flat = straightened(expanded(flat, inference), inference)
+        flat = folded(flat, given, most)
+        if kernels:
+            flat, more = packed(flat, inference)
+            flat, nbytes = converted(flat, inference), nbytes + more
+        if nbytes or flat.folded <= folds:
+            break
     return flat, nbytes
 
 
@@ -91,25 +123,22 @@ def scheduled(
     program: Program,
     constants: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
-    kernels: tuple[str, ...] = (),
-    effort: int = EFFORT,
-    most: int | None = None,
+    choices: Choices = DEFAULTS,
 ) -> Schedule:
     """A program for inputs of these shapes, on a CPU.
 
-    constants: the values of `program.constants`. kernels: what convolutions may run as,
-    see FuseOptions, their weights kept in the kernels' layout, too; without any, as
-    torch has them. effort: of the search for an order, the best of which is taken.
-    most: bytes of packed weights. Offsets come from `memplan.solve`. Raises
-    MemplanError if they do not verify, PackedTooMuchError if weights take more.
+    constants: the values of `program.constants`. Offsets come from `memplan.solve`.
+    Raises MemplanError if they do not verify, PackedTooMuchError if weights take more
+    than they may.
     """
     install("memplan.compile")  # it sees what operators ask for, and serves it
-    flat, nbytes = flattened(program, constants, inputs, kernels)
-    if most is not None and nbytes > most:
+    flat, nbytes = flattened(program, constants, inputs, choices)
+    most = choices.most
+    if most is not None and nbytes and nbytes + flat.folded > most:
         raise PackedTooMuchError
     ways = ways_of(flat.program, flat.constants, inputs)
     candidates = partial(ways.overwritable, flat.program)
-    order = least_peak(tasks_of(flat.program, ways.beside, candidates), effort)
+    order = least_peak(tasks_of(flat.program, ways.beside, candidates), choices.effort)
     flat = replace(flat, program=reordered(flat.program, order.order))
     found = lives(flat.program, ways.served.keys(), ways.asked, candidates)
     plan = solve(found.problem)
@@ -128,4 +157,6 @@ def scheduled(
         if rows
     }
     layout = Layout(offsets, found.over, ways.served, asked, found.host, hosted)
-    return Schedule(flat, order, plan, layout, nbytes)
+    ops = flat.program.ops
+    busiest = ops[found.busiest()] if ops else None
+    return Schedule(flat, order, plan, layout, nbytes, len(lent), busiest)

@@ -64,7 +64,7 @@ def ways_of(
 ) -> Ways:
     """How the operators of a flat program get the memory of their results.
 
-    Runs the program once. A kernel counts if it makes no request to the allocator,
+    Runs the program once. A kernel counts if it frees what it asks the allocator for,
     leaves its target in place, and gives the same bits as the operator itself. Raises
     NoTapeError if a result lies in an operand's memory, and the program says otherwise.
     """
@@ -72,7 +72,7 @@ def ways_of(
     values.update(zip(program.inputs, inputs, strict=True))
     uses = {name: i for i, op in enumerate(program.ops) for name in op.operands()}
     found = Ways({}, {})
-    known: dict[object, Served | None] = {}
+    known: dict[object, tuple[Served, Asked] | None] = {}
     with torch.inference_mode():
         for i, op in enumerate(program.ops):
             assert isinstance(op, Op)
@@ -81,15 +81,15 @@ def ways_of(
             result = run()
             if isinstance(op.target, Native):
                 _check_lying(program, op, args)
-                if size := op.target.scratch:
-                    found.asked[op.name] = Asked((Request(size, 0, 1, None),), 2)
             if own := owners(program, op):
                 _check_apart(op, args, kwargs, result)
                 way = None
                 if own == [op.name]:
                     way = _way(program, op, args, kwargs, result, known)
                 if way is not None:
-                    found.served[op.name] = way
+                    found.served[op.name], scratch = way
+                    if scratch.requests:
+                        found.asked[op.name] = scratch
                     result = _strided(result, program.metas[op.name])
                 else:
                     # Not the first time: a library may keep what it made then.
@@ -141,36 +141,53 @@ def _way(
     args: Any,
     kwargs: Any,
     result: Any,
-    known: dict[object, Served | None],
-) -> Served | None:
+    known: dict[object, tuple[Served, Asked] | None],
+) -> tuple[Served, Asked] | None:
+    """How the operator's result is written, and what the kernel asks for meanwhile."""
     if op.key in COPIES or op.key in (UNWRITTEN, "aten.slice_scatter"):
-        return Served(op.target)
+        return Served(op.target), Asked((), 0)
     if isinstance(op.target, Native):
-        return Served(op.target)
+        size = op.target.scratch
+        rows = (Request(size, 0, 1, None),) if size else ()
+        return Served(op.target), Asked(rows, 2 * len(rows))
     metas = mapped((op.args, op.kwargs), lambda ref: program.metas[ref.name])
     key = (op.target, repr(metas))
     if key not in known:
         meta: Meta = program.metas[op.name]
         ways = writers(op)
-        known[key] = next(
-            (way for way in ways if _holds(way, args, kwargs, result, meta)), None
-        )
+        tried = ((way, _scratch(way, args, kwargs, result, meta)) for way in ways)
+        known[key] = next(((way, each) for way, each in tried if each), None)
     return known[key]
 
 
-def _holds(way: Served, args: Any, kwargs: Any, result: Tensor, meta: Meta) -> bool:
-    """Whether a kernel does what `served` asks of it, on these arguments."""
+def _scratch(
+    way: Served, args: Any, kwargs: Any, result: Tensor, meta: Meta
+) -> Asked | None:
+    """What a kernel asks for; None if it does not do what `served` asks of it, on these
+    arguments."""
     out = torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype)
     if way.over and (meta.shape, meta.dtype) != (args[0].shape, args[0].dtype):
-        return False
+        return None
     at = out.data_ptr()
     try:
         _, asked = watched(_writing(way, args, kwargs, out))
     except RuntimeError:  # it does not take these arguments
-        return False
-    if asked.requests or out.data_ptr() != at:
-        return False
-    return bool(torch.equal(out.nan_to_num(), result.nan_to_num()))
+        return None
+    if out.data_ptr() != at or not _is_scratch(way, asked, out.nbytes):
+        return None
+    if asked.requests:  # a library may keep what it made the first time
+        _, asked = watched(_writing(way, args, kwargs, out))
+    same = torch.equal(out.nan_to_num(), result.nan_to_num())
+    return asked if same else None
+
+
+def _is_scratch(way: Served, asked: Asked, size: int) -> bool:
+    """Whether a kernel frees all that it asks for, and none of it is the result: many
+    overloads copy that, none of which has a kernel of the CPU's own."""
+    if not asked.requests:
+        return True
+    own = way.target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU)
+    return own and all(x.died and x.bytes != size for x in asked.requests)
 
 
 def _writing(way: Served, args: Any, kwargs: Any, out: Tensor) -> Callable[[], None]:

@@ -108,8 +108,8 @@ class Compiler:
         leaves = leaves_of(self.expected)
         if not self.tensors or unknown(leaves):
             given = bool(self.tensors)
-            kind = f"returns a {unknown(leaves)}" if given else "takes no tensors"
-            return Fallback(f"it {kind}", parts=given)
+            reason = unknown(leaves) if given else "it takes no tensors"
+            return Fallback(reason, parts=given)
         self.tolerance = accepted(leaves, self.options)
         self._run_on_noise()
         try:
@@ -146,7 +146,7 @@ class Compiler:
         """The model, or what a stand-in runs in its place, as a Program."""
         if isinstance(self.model, StandIn):
             return self.model.target(self.inputs)
-        return capture(self.model, self.inputs, flat=True)
+        return capture(self.model, self.inputs, quick=True)
 
     def _joining(self) -> Joining:
         """On a GPU torch runs convolutions, and nothing can be joined to them."""
@@ -298,7 +298,7 @@ def prepare(
         inputs = inputs.with_tensors(copies)
         work = Compiler(model, inputs, options, arena_pool or ArenaPool())
         try:
-            work.expected = without_effects(own, copies, work.run)
+            work.expected = without_effects(own, inputs, work.run)
         except SideEffectsError as problem:
             watch = Watch(own, ()) if hooked else None
             return Fallback(str(problem), None, not problem.lost, watch, every=1)

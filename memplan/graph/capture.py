@@ -18,7 +18,7 @@ from memplan.graph.export import Exported, NotExportableError, export, first_lin
 from memplan.graph.infer import Inference
 from memplan.graph.lower import lower
 from memplan.graph.measure import MEMORY, Run, events_of
-from memplan.graph.nest import leaves_of
+from memplan.graph.nest import Rebuild, flatten, unknown
 from memplan.graph.program import Program
 from memplan.graph.reach import Attributes
 from memplan.graph.standin import StandIn
@@ -30,8 +30,9 @@ class Target:
     """A captured module.
 
     path: of the module in the model, "" for the model itself. form: of the inputs that
-    it was captured with. outside: bytes of activations that are live outside the module
-    while it runs.
+    it was captured with. rebuild: makes the module's result of the program's outputs,
+    with containers of its own. outside: bytes of activations that are live outside the
+    module while it runs.
     """
 
     path: str
@@ -39,6 +40,7 @@ class Target:
     exported: Exported
     program: Program
     form: Form
+    rebuild: Rebuild
     outside: int = 0
 
     @property
@@ -62,13 +64,12 @@ def capture(
     inference: Inference | None = None,
     change: Change = as_lowered,
     path: str = "",
-    flat: bool = False,
+    quick: bool = False,
 ) -> Target:
     """The module as a Program for inputs of this form: exported from a copy that shares
-    its tensors, lowered and changed.
+    its tensors, lowered and changed. Its outputs are the leaves of the module's result.
 
-    flat: whether its outputs are the leaves of the module's results, those of
-    dataclasses too. Raises InputError if it cannot be exported or lowered.
+    quick: see `export`. Raises InputError if it cannot be exported or lowered.
     """
     for name, each in module.named_modules():
         if has_hooks(each) and (name or not path):  # they would run once, exported
@@ -79,13 +80,13 @@ def capture(
     copied = _copied(module)
     for hooks in (copied._forward_hooks, copied._forward_pre_hooks):
         hooks.clear()  # a part's own run around what replaces it
-    if flat:
-        copied.forward = _flattened(copied.forward)
-    exported = export(copied, inputs.args, inputs.kwargs, quick=flat)
+    rebuilds: list[Rebuild] = []
+    copied.forward = _flattened(copied.forward, rebuilds)
+    exported = export(copied, inputs.args, inputs.kwargs, quick=quick)
     exported = _with_own_weights(exported, module)
     inference = inference or Inference()
     program = change(lower(exported, inference), inference)
-    return Target(path, module, exported, program, Form.of(inputs))
+    return Target(path, module, exported, program, Form.of(inputs), rebuilds[-1])
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -100,10 +101,18 @@ def _copied(module: nn.Module) -> nn.Module:
         ) from error
 
 
-def _flattened(forward: Callable[..., object]) -> Callable[..., object]:
+def _flattened(
+    forward: Callable[..., object], rebuilds: list[Rebuild]
+) -> Callable[..., object]:
+    """A forward that returns the leaves of the result, and notes how to rebuild it."""
+
     @functools.wraps(forward)
     def flat(*args: object, **kwargs: object) -> object:
-        return leaves_of(forward(*args, **kwargs))
+        leaves, rebuild = flatten(forward(*args, **kwargs))
+        if reason := unknown(leaves):
+            raise NotExportableError(reason)
+        rebuilds.append(rebuild)
+        return leaves
 
     return flat
 
@@ -200,10 +209,9 @@ def _exported(
 def _check_effects(module: nn.Module, inputs: Inputs) -> None:
     """Raise InputError if running the module does more than give a result: a Program
     would lose that."""
-    tensors = [each for each in inputs.leaves() if isinstance(each, Tensor)]
     try:
         with torch.no_grad():
-            without_effects(module, tensors, lambda: inputs.run(module))
+            without_effects(module, inputs, lambda: inputs.run(module))
     except SideEffectsError:
         raise
     except Exception as error:  # the user's code, outside the model's own call
@@ -273,6 +281,7 @@ def _run(
     and buffers is put back. Raises InputError if it fails.
     """
     snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
+    passed = Attributes(model, inputs)
 
     def hook(path: str, _: object, *call: object) -> None:
         note(path, *call)
@@ -294,3 +303,4 @@ def _run(
         for handle in handles:
             handle.remove()
         snapshot.restore()
+        passed.restore()

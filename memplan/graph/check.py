@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from memplan.errors import InputError
 from memplan.graph.call import Inputs
-from memplan.graph.nest import leaves_of, overlapping
+from memplan.graph.nest import leaves_of, objects_of, overlapping, unknown
 from memplan.graph.reach import Attributes
 
 TINY = 1e-30  # what values are compared with where all of them are 0
@@ -198,19 +198,25 @@ class SideEffectsError(InputError):
 
 
 NOTES = "it changes its own attributes, or what else its code reaches, during inference"
+KEEPS = "it returns an object that it keeps, or that it was given"
 
 
 def without_effects(
-    model: nn.Module, tensors: Iterable[Tensor], run: Callable[[], object]
+    model: nn.Module, inputs: Inputs, run: Callable[[], object]
 ) -> object:
-    """What `run` of the model gives on `tensors`, which are the caller's own copies.
+    """What `run` of the model gives on `inputs`, whose tensors are the caller's copies.
 
     It runs twice: what the model keeps at its first run, and only then, is no effect.
     Raises SideEffectsError, with everything as it was before, if it changes what it can
-    reach, prints, or returns other results.
+    reach, its arguments among it, prints, or returns other results, or an object that
+    outlives the call.
     """
-    before, given, drawn = Attributes(model), Snapshot(tensors), _random_states()
-    buffers = Snapshot(_written(model, before))
+    before, given, drawn = (
+        Attributes(model),
+        Snapshot(inputs.leaves()),
+        _random_states(),
+    )
+    buffers, passed = Snapshot(_written(model, before)), Attributes(model, inputs)
     with _Heard() as heard:
         first = run()
         said, settled, states = heard.text(), Attributes(model), _random_states()
@@ -219,16 +225,22 @@ def without_effects(
     if _random_states() != states:
         reason = "it draws random numbers"
     elif relative_error(first, result) > tolerance_of(result):
-        reason = "its results change from call to call"
+        odd = unknown(leaves_of(result))
+        reason = odd or "its results change from call to call"
+    elif objects_of(first).keys() & objects_of(result):
+        reason = KEEPS
     if buffers.changed():
         reason = "it writes to its buffers during inference"
     elif given.changed():
         reason = "it writes to its inputs"
+    elif passed.changed():
+        reason = "it changes its arguments"
     elif settled.changed():
         reason = NOTES
     if reason:
         lost = settled.assigned()
         before.restore()
+        passed.restore()
         _put_back(drawn)
         raise SideEffectsError(reason, lost)
     sys.stdout.write(said)

@@ -187,6 +187,7 @@ class Tape:
         target = self._target(op)
         if op.key == "aten.empty_strided":
             return
+        self._mark(op.name)  # for what the kernel asks for, if anything
         if op.key in COPIES:
             self._copy(op, target)
         elif op.key == "aten.slice_scatter":

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, fx, nn
     from torch._ops import OpOverload
     from torch.export import ExportGraphSignature
-    from torch.utils._pytree import TreeSpec
 
 EXPORT_SECONDS = 150.0  # an unrolled scan of long sequences takes for ever
 
@@ -36,14 +35,12 @@ class Exported:
 
     graph: a torch.fx.Graph of functional ATen operators, parameters and buffers among
     its placeholders. signature: which placeholder is what. constants: the tensors that
-    the model's code made. in_spec, out_spec: how arguments and results nest.
+    the model's code made.
     """
 
     graph: fx.Graph
     signature: ExportGraphSignature
     constants: dict[str, Tensor]
-    in_spec: TreeSpec
-    out_spec: TreeSpec
 
 
 def export(
@@ -71,6 +68,8 @@ def export(
         raise NotExportableError(
             f"torch.export takes more than {seconds:.0f} s on this model"
         ) from None
+    except NotExportableError:
+        raise
     except Exception as error:  # torch.export lets errors of any kind through
         raise NotExportableError(
             f"torch.export cannot take this model: {first_line(error)}"
@@ -79,8 +78,6 @@ def export(
         program.graph,
         program.graph_signature,
         dict(program.constants),
-        program.call_spec.in_spec,
-        program.call_spec.out_spec,
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
+
+import numpy as np
 
 from memplan.core.problem import Problem
 from memplan.graph.lending import ALIGNMENT, Loan, lend
@@ -25,6 +28,7 @@ class Lives:
     "" and None without one. asked: of each operator that has any, its requests: bytes,
     the buffer's number or None if it is not in the arena, and whether the operator
     frees it itself. over: results that lie in the memory of an operand, by their name.
+    clock: when each operator begins, and the end.
     """
 
     problem: Problem
@@ -34,6 +38,18 @@ class Lives:
     loan: Loan | None
     asked: dict[str, list[tuple[int, int | None, bool]]]
     over: dict[str, str]
+    clock: list[int]
+
+    def busiest(self) -> int:
+        """The position of the operator during which most of the arena is in use."""
+        changes = np.zeros(self.clock[-1] + 1, dtype=np.int64)
+        np.add.at(changes, self.problem.lower, self.problem.padded)
+        np.add.at(changes, self.problem.upper, -self.problem.padded)
+        level = np.cumsum(changes)
+        first = int(np.argmax(level))
+        full = level[first:] == level[first]  # from where memory is made to its use
+        last = first + (int(np.argmin(full)) or len(full)) - 1
+        return min(bisect_right(self.clock, last), len(self.clock) - 1) - 1
 
 
 def lives(
@@ -100,9 +116,9 @@ def lives(
         wanted = [each for each in movable if held.ends[each] <= first[host]]
         loan = lend(whole, wanted, first[host], owned[host])
     if loan is None:
-        return Lives(whole, [*every], roots, "", None, found, over)
+        return Lives(whole, [*every], roots, "", None, found, over, clock)
     left = [number for number in every if number not in loan.offsets]
-    return Lives(held.problem(left), left, roots, host, loan, found, over)
+    return Lives(held.problem(left), left, roots, host, loan, found, over, clock)
 
 
 @dataclass

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+import copyreg
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
+from enum import Enum
+from functools import partial
+from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -31,46 +35,161 @@ class Kind(NamedTuple):
         return f"{'×'.join(map(str, self.shape))} {dtype} on {self.device}"
 
 
-def flatten(value: object) -> tuple[list[object], Rebuild]:
+# Constants that are the same object in every result.
+ATOMS = (torch.dtype, torch.device, torch.layout, torch.memory_format, type, Enum)
+BASES = (OrderedDict, dict, list, object)
+# What a class has to leave as its base defines it, to be copied attribute by attribute.
+_COPYING = (
+    *("__new__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__"),
+    *("__getstate__", "__setstate__", "__copy__", "__deepcopy__"),
+)
+
+
+def flatten(value: object, whole: Collection[int] = ()) -> tuple[list[object], Rebuild]:
     """The leaves of a nest, in order, and a function that rebuilds it from others.
 
-    Nests are those of torch's pytrees, and dataclasses that these do not know.
+    Nests are those of torch's pytrees, dataclasses, and objects of classes in Python
+    that are copied and pickled by their attributes, such as caches. A rebuilt nest has
+    containers of its own; an object that stands in it twice does so again. whole: ids
+    of objects that are leaves.
     """
-    tops, spec = pytree.tree_flatten(value)
-    parts = [_flatten_dataclass(each) for each in tops]
-    ways = [(len(leaves), again) for leaves, again in parts]  # and no tensors
-
-    def rebuild(leaves: list[object]) -> object:
-        made, start = [], 0
-        for count, again in ways:
-            made.append(again(leaves[start : start + count]))
-            start += count
-        return pytree.tree_unflatten(made, spec)
-
-    return [leaf for leaves, _ in parts for leaf in leaves], rebuild
+    if isinstance(value, torch.Tensor):
+        return [value], first
+    leaves, spec = pytree.tree_flatten(value)
+    if all(isinstance(each, (torch.Tensor, *PLAIN)) for each in leaves):
+        return leaves, partial(pytree.tree_unflatten, treespec=spec)
+    taken = _Taken(whole)
+    again = taken.apart(value)
+    return taken.leaves, lambda others: again(others, {})
 
 
-def _flatten_dataclass(leaf: object) -> tuple[list[object], Rebuild]:
-    if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
-        return [leaf], _first
-    names = [each.name for each in dataclasses.fields(leaf)]
-    found, again = flatten([getattr(leaf, name) for name in names])
-    blank = copy.copy(leaf)
-    for name in names:
-        object.__setattr__(blank, name, None)
-
-    def rebuild(leaves: list[object]) -> object:
-        made = copy.copy(blank)
-        values: Any = again(leaves)
-        for name, value in zip(names, values, strict=True):
-            object.__setattr__(made, name, value)  # it may be frozen
-        return made
-
-    return found, rebuild
-
-
-def _first(leaves: list[object]) -> object:
+def first(leaves: list[object]) -> object:
+    """The first leaf: what rebuilds a tensor."""
     return leaves[0]
+
+
+def objects_of(value: object) -> dict[int, object]:
+    """The objects in a nest, beside torch's pytrees, by id."""
+    leaves = pytree.tree_leaves(value)
+    if all(isinstance(each, (torch.Tensor, *PLAIN)) for each in leaves):
+        return {}
+    taken = _Taken()
+    taken.apart(value)
+    return taken.objects
+
+
+Again = Callable[[list[object], dict[int, object]], object]  # leaves, and what was made
+
+
+class _Taken:
+    """The leaves of nests that were taken apart, and the objects that held them."""
+
+    def __init__(self, whole: Collection[int] = ()) -> None:
+        self.leaves: list[object] = []
+        self.objects: dict[int, object] = {}
+        self._whole = whole
+        self._nests: dict[int, object] = {}  # kept alive, so that ids stay theirs
+
+    def apart(self, value: object) -> Again:
+        """How to make the value again."""
+        key = id(value)
+        if key in self._nests:
+            return lambda _, made: made[key]
+        if isinstance(value, ATOMS):
+            return lambda *_: value
+        if isinstance(value, (torch.Tensor, *PLAIN)) or key in self._whole:
+            return self._leaf(value)
+        children, spec = pytree.tree_flatten(value, lambda each: each is not value)
+        if spec.is_leaf():
+            return self._object(value)
+        self._nests[key] = value
+        ways = [self.apart(each) for each in children]
+
+        def again(leaves: list[object], made: dict[int, object]) -> object:
+            parts = [way(leaves, made) for way in ways]
+            made[key] = pytree.tree_unflatten(parts, spec)
+            return made[key]
+
+        return again
+
+    def _leaf(self, value: object) -> Again:
+        at = len(self.leaves)
+        self.leaves.append(value)
+        return lambda leaves, _: leaves[at]
+
+    def _object(self, value: Any) -> Again:
+        kind, key = type(value), id(value)
+        base: Any = next(each for each in BASES if isinstance(value, each))
+        if not _is_copied_by_attributes(value, base):
+            return self._leaf(value)
+        self._nests[key] = self.objects[key] = value
+        own = {name: self.apart(each) for name, each in _attributes(value).items()}
+        slots = [
+            (slot, self.apart(slot.__get__(value)))
+            for slot in _slots(kind)
+            if hasattr(value, slot.__name__)
+        ]
+        held = _items(base, value)
+        items = [(name, self.apart(each)) for name, each in held]
+
+        def again(leaves: list[object], made: dict[int, object]) -> object:
+            new = made[key] = base.__new__(kind)
+            if own:
+                attributes = {name: way(leaves, made) for name, way in own.items()}
+                vars(new).update(attributes)
+            for slot, way in slots:
+                slot.__set__(new, way(leaves, made))
+            for name, way in items:
+                if base is list:
+                    list.append(new, way(leaves, made))
+                else:
+                    base.__setitem__(new, name, way(leaves, made))
+            return new
+
+        return again
+
+
+def _is_copied_by_attributes(value: object, base: type) -> bool:
+    """Whether attributes and items are all that makes up an object."""
+    kind = type(value)
+    if isinstance(value, torch.nn.Module) or kind in copyreg.dispatch_table:
+        return False
+    if not all(isinstance(key, (*PLAIN, *ATOMS)) for key, _ in _items(base, value)):
+        return False
+    own = [each for each in _COPYING if _of(kind, each) is not _of(base, each)]
+    if own and not (dataclasses.is_dataclass(kind) and _only_state(own)):
+        return False
+    if base is object:
+        try:
+            object.__reduce_ex__(value, 4)  # it knows whether C code keeps more
+        except TypeError:
+            return False
+    return True
+
+
+def _only_state(names: list[str]) -> bool:
+    """Whether these are what a frozen dataclass with slots defines."""
+    return set(names) <= {"__getstate__", "__setstate__"}
+
+
+def _of(kind: type, name: str) -> object:
+    return getattr(kind, name, None)
+
+
+def _attributes(value: object) -> dict[str, object]:
+    return vars(value) if hasattr(value, "__dict__") else {}
+
+
+def _slots(kind: type) -> list[Any]:
+    members = (each for base in kind.__mro__ for each in vars(base).values())
+    return [each for each in members if isinstance(each, MemberDescriptorType)]
+
+
+def _items(base: Any, value: Any) -> list[tuple[Any, object]]:
+    """What a subclass of a container holds, by key or position."""
+    if base is object:
+        return []
+    return list(enumerate(list.__iter__(value)) if base is list else base.items(value))
 
 
 def as_nested(pattern: object) -> Callable[[object], object]:
@@ -148,11 +267,12 @@ def changed(value: object, change: Callable[[object], object]) -> object:
 
 
 def unknown(leaves: Iterable[object]) -> str:
-    """The type of the first leaf that is neither a tensor nor a plain value, or ""."""
-    known = (torch.Tensor, *PLAIN)
-    return next(
-        (type(leaf).__name__ for leaf in leaves if not isinstance(leaf, known)), ""
-    )
+    """Why a result with these leaves cannot be rebuilt: the type of the first that is
+    neither a tensor nor a plain value; "" if it can be."""
+    known = (torch.Tensor, *PLAIN, torch.SymInt, torch.SymFloat, torch.SymBool)
+    odd = (type(leaf).__name__ for leaf in leaves if not isinstance(leaf, known))
+    kind = next(odd, "")
+    return kind and f"it returns a {kind}, which cannot be rebuilt"
 
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None))

@@ -9,8 +9,9 @@ exceeds the limit nor raises the level: some order within the limit starts with 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from memplan.graph.liveness import (
     Beside,
@@ -54,19 +55,44 @@ class Tasks:
     users: list[int]
     kept: set[int]
 
+    @functools.cached_property
+    def _parts(self) -> list[tuple[int, list[tuple[int, int, bool]]]]:
+        """Of each operator: the bytes it makes; and of each storage that may die in it,
+        its other users, its bytes, and whether the result may overwrite it."""
+        return [
+            (
+                sum(self.size[each] for each in makes),
+                [
+                    (self.users[each] & ~(1 << task), self.size[each], each in over)
+                    for each in takes
+                    if each not in self.kept
+                ],
+            )
+            for task, (makes, takes, over) in enumerate(
+                zip(self.makes, self.takes, self.over, strict=True)
+            )
+        ]
+
     def needs(self, done: int, task: int) -> Need:
         """What `task` needs if it runs after the set `done`."""
-        made = sum(self.size[each] for each in self.makes[task])
-        after = done | 1 << task
-        dying = [
-            each
-            for each in self.takes[task]
-            if each not in self.kept and not self.users[each] & ~after
-        ]
-        over = self.over[task]
-        saved = max((self.size[each] for each in dying if each in over), default=0)
-        freed = sum(self.size[each] for each in dying)
+        made, takes = self._parts[task]
+        saved = freed = 0
+        for others, size, over in takes:
+            if others & done == others:
+                freed += size
+                if over and size > saved:
+                    saved = size
         return made - saved + self.extra[task], made - freed
+
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal tasks, and hashable."""
+        lists = (self.makes, self.takes, self.over)
+        flat = (self.before, self.extra, self.size, self.users)
+        return (
+            *(tuple(map(tuple, each)) for each in lists),
+            *map(tuple, flat),
+            frozenset(self.kept),
+        )
 
     def peak(self, order: Sequence[int]) -> int:
         """The most bytes live in this order; 0 without operators."""
@@ -96,8 +122,21 @@ class Order:
 def least_peak(tasks: Tasks, effort: int = EFFORT) -> Order:
     """The order with the lowest peak that the search finds; never above the given one.
 
-    effort: operators that it tries, of all sets and limits together.
+    effort: operators that it tries, of all sets and limits together. A search that this
+    process made lately is not made again: kernels change few programs.
     """
+    return _searched(_Asked(tasks.key(), tasks), effort)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    key: tuple[object, ...]
+    tasks: Tasks = field(compare=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _searched(asked: _Asked, effort: int) -> Order:
+    tasks = asked.tasks
     best = list(range(len(tasks.before)))
     peak, bound = tasks.peak(best), lower_bound(tasks)
     proof, least, work = "search", bound, _Work(effort)
@@ -131,7 +170,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Set:
-    """Operators that ran, as bits, and the last of them; the bytes live after them.
+    """Operators that ran, as bits, and those after `earlier`; the bytes live then.
 
     ready: the operators that can run next, and what each needs.
     """
@@ -139,16 +178,16 @@ class _Set:
     done: int
     level: int
     ready: dict[int, Need]
-    ran: int
+    ran: list[int]
     earlier: _Set | None
 
     def order(self) -> list[int]:
-        order = []
-        at = self
-        while at.earlier is not None:
-            order.append(at.ran)
+        parts = []
+        at: _Set | None = self
+        while at is not None:
+            parts.append(at.ran)
             at = at.earlier
-        return order[::-1]
+        return [each for part in reversed(parts) for each in part]
 
 
 class _Search:
@@ -170,8 +209,8 @@ class _Search:
         """
         tasks, limit, work = self._tasks, self._limit, self._work
         first = [i for i, before in enumerate(tasks.before) if not before]
-        start = _Set(0, 0, {each: tasks.needs(0, each) for each in first}, -1, None)
-        if (end := self._enter(start)) is not None:
+        ready = {each: tasks.needs(0, each) for each in first}
+        if (end := self._enter(_Set(0, 0, ready, [], None))) is not None:
             return end.order(), self._above
         given_up = False
         while self._layers:
@@ -183,40 +222,43 @@ class _Search:
                     return None, None
                 for task, (up, _) in state.ready.items():
                     if state.level + up <= limit:
-                        end = self._enter(self._run(state, task))
+                        end = self._enter(state, task)
                         if end is not None:
                             return end.order(), self._above
         return None, None if given_up else self._above
 
-    def _enter(self, state: _Set) -> _Set | None:
-        """Keep the state after all that is right to run at once; return it if it is
-        the last."""
+    def _enter(self, earlier: _Set, task: int | None = None) -> _Set | None:
+        """Keep the state after a task, and after all that is right to run at once then;
+        return it if it is the last."""
+        done, level, ready = earlier.done, earlier.level, earlier.ready.copy()
+        ran = []
         while True:
-            spare, only = self._limit - state.level, len(state.ready) == 1
-            right = (
-                task
-                for task, (up, change) in state.ready.items()
-                if up <= spare and (change <= 0 or only)
-            )
-            task = next(right, None)
+            if task is not None:
+                level += ready.pop(task)[1]
+                done |= 1 << task
+                ran.append(task)
+                self._renew(ready, done, task)
+            spare, only, task = self._limit - level, len(ready) == 1, None
+            for each, (up, change) in ready.items():
+                if up <= spare and (change <= 0 or only):
+                    task = each
+                    break
             if task is None:
                 break
-            state = self._run(state, task)
-        if state.done == self._whole:
+        state = _Set(done, level, ready, ran, earlier)
+        if done == self._whole:
             return state
-        beyond = [up for up, _ in state.ready.values() if up > spare]
+        beyond = [up for up, _ in ready.values() if up > spare]
         if beyond:
-            least = state.level + min(beyond)
+            least = level + min(beyond)
             self._above = least if self._above is None else min(self._above, least)
-        layer = self._layers.setdefault(state.done.bit_count(), {})
-        layer.setdefault(state.done, state)
+        layer = self._layers.setdefault(done.bit_count(), {})
+        layer.setdefault(done, state)
         return None
 
-    def _run(self, state: _Set, task: int) -> _Set:
-        """The state after an operator that is ready."""
-        tasks, done = self._tasks, state.done | 1 << task
-        ready = state.ready.copy()
-        _, change = ready.pop(task)
+    def _renew(self, ready: dict[int, Need], done: int, task: int) -> None:
+        """What is ready after a task, and what that needs where it has changed."""
+        tasks = self._tasks
         new = [each for each in self._after[task] if not tasks.before[each] & ~done]
         for each in tasks.takes[task]:
             rest = tasks.users[each] & ~done
@@ -224,9 +266,9 @@ class _Search:
                 last = rest.bit_length() - 1
                 if last in ready:
                     new.append(last)
-        ready.update((each, tasks.needs(done, each)) for each in new)
+        for each in new:
+            ready[each] = tasks.needs(done, each)
         self._work.done(1 + len(new))
-        return _Set(done, state.level + change, ready, task, state)
 
 
 def _followers(tasks: Tasks) -> list[list[int]]:

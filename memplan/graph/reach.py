@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from memplan.graph.call import Inputs
 from memplan.graph.nest import PLAIN
 from memplan.graph.standin import StandIn
 from memplan.graph.weights import has_hooks
@@ -53,14 +54,16 @@ class Attributes:
     reach: objects, containers, and the globals that its functions name.
 
     Attributes of modules with hooks, which may change them at every call, may differ.
+    inputs: to look at what a call of the model is given, and not at the model.
     atoms: what was found that is not looked into, tensors among it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, inputs: Inputs | None = None) -> None:
         self.atoms: list[object] = []
         self._places: list[_Place] = []
         self._seen: dict[int, object] = {}  # kept alive, so that ids stay theirs
-        self._left: list[tuple[nn.Module, object]] = [(model, model)]
+        given = inputs and (inputs.args, inputs.kwargs)
+        self._left: list[tuple[nn.Module, object]] = [(model, given or model)]
         while self._left and len(self._seen) < MOST:
             owner, value = self._left.pop()
             if not isinstance(value, PLAIN) and id(value) not in self._seen:

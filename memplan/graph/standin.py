@@ -16,7 +16,7 @@ from torch.utils._device import DeviceContext
 
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs, Signature
-from memplan.graph.nest import flatten, storages
+from memplan.graph.nest import flatten, objects_of, storages
 from memplan.graph.weights import has_hooks
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class StandIn(nn.Module):  # type: ignore[misc]
         anchor = next((p for p in self.model.parameters() if p.requires_grad), None)
         if anchor is None:
             return result
-        return refuse_gradients(result, anchor, storages(inputs), self.verb)
+        return refuse_gradients(result, anchor, list(inputs), self.verb)
 
     def _warn(self, reason: str, what: str = "the model runs") -> None:
         """Warn once why the model, or parts of it, run unchanged."""
@@ -239,19 +239,20 @@ class _NoGradient(torch.autograd.Function):  # type: ignore[misc]
 
 
 def refuse_gradients(
-    result: object, anchor: Tensor, inputs: set[int], verb: str
+    result: object, anchor: Tensor, inputs: list[object], verb: str
 ) -> object:
     """`result` with tensors that raise UsageError where a gradient is asked of them.
 
-    anchor: a parameter that requires one. inputs: addresses of the caller's own memory;
-    a tensor that lies there is returned as it is.
+    anchor: a parameter that requires one. inputs: the call's. Tensors that lie in their
+    memory, and objects that they hold, are returned as they are.
     """
-    leaves, rebuild = flatten(result)
+    leaves, rebuild = flatten(result, objects_of(inputs))
+    given = storages(inputs)
     replaced: dict[int, Tensor] = {}
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or id(leaf) in replaced:
             continue
-        if leaf.requires_grad or leaf.untyped_storage().data_ptr() in inputs:
+        if leaf.requires_grad or leaf.untyped_storage().data_ptr() in given:
             continue
         if leaf.is_floating_point() or leaf.is_complex():
             fresh = leaf.clone() if leaf._is_view() else leaf

@@ -90,6 +90,7 @@ class Events:
         self._patches.enter_context(watch_fake_modes(self._note_fake_mode))
         if self._sites is not None:
             self._sites.start()
+        if self._options.names_holders:
             self._watch.start()
         _alloc.start_recording(descriptor, info, limit, self._cpu)
         if self._activations is not None:
@@ -247,7 +248,7 @@ class Events:
             info = replace(info, added_bytes=max(added, 0))
         if complete and self._cpu:
             info = replace(info, used_bytes=used_bytes())
-        if complete and self._sites is not None:
+        if complete and self._options.names_holders:
             info = self._watch.noted(info)
         info = self._options.about(sys.modules["torch"], info)
         noted = self._activations if complete else None

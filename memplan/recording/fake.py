@@ -97,6 +97,7 @@ class FakeEvents:
         self._context.enter_context(watched(watch))
         if self._sites is not None:
             self._sites.start(torch)
+        if self._options.names_holders:
             self._watch.start()
         if self._activations is not None:
             self._activations.start()
@@ -135,7 +136,7 @@ class FakeEvents:
             alignment=CPU_ALIGNMENT if gpu is None else GRANULARITY,
             stacks=self._options.stacks,
         )
-        if self._sites is not None:
+        if self._options.names_holders:
             info = self._watch.noted(info, self._ledger.began_ns)
         info = self._options.about(sys.modules["torch"], info)
         info = replace(info, producer=f"{info.producer}, of fake tensors")

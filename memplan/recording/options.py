@@ -41,6 +41,8 @@ class RecordOptions:
         "slot" if memplan knows this release's allocator, else "torch".
     activations: also record the calls of modules, and the tensors that autograd saves
         in them, as `memplan.solve` needs it for a budget.
+    holders: also name the variables that hold what is alive in the end, and reference
+        cycles; with call sites only.
     max_entries: capacity of torch's history per GPU; if it overflows, memplan reports
         it and marks the trace as incomplete.
     """
@@ -56,6 +58,7 @@ class RecordOptions:
     then_exit: bool = False
     history: History = "auto"
     activations: bool = False
+    holders: bool = True
 
     def __post_init__(self) -> None:
         kinds = {"device": Device, "stacks": Stacks, "history": History}
@@ -88,6 +91,11 @@ class RecordOptions:
     def limit(self) -> int | None:
         """The number of steps to record, if it is one."""
         return self.steps if isinstance(self.steps, int) else None
+
+    @property
+    def names_holders(self) -> bool:
+        """Whether holders are looked for."""
+        return self.holders and self.stacks != "none"
 
     @property
     def fake(self) -> FakeDevice | None:

@@ -307,6 +307,15 @@ def record(
     options = RecordOptions(
         device=device, steps=steps, stacks=stacks, activations=activations, force=force
     )
+    with record_with(path, options) as recording:
+        yield recording
+
+
+@contextlib.contextmanager
+def record_with(
+    path: str | os.PathLike[str], options: RecordOptions
+) -> Iterator[Recording]:
+    """As `record`, with any options."""
     recording = Recording(path, options)
     recording.start()
     try:

@@ -16,7 +16,6 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.abc import InspectLoader
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -131,9 +130,9 @@ def _run_module(name: str) -> None:
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
-    code = None
-    if spec is not None and isinstance(spec.loader, InspectLoader):
-        code = spec.loader.get_code(spec.name)
+    # As runpy asks: a loader need not be an importlib.abc.InspectLoader.
+    get_code = getattr(spec and spec.loader, "get_code", None)
+    code = None if spec is None or get_code is None else get_code(spec.name)
     if spec is None or not isinstance(code, types.CodeType):
         raise ImportError(f"No code object available for {name}")
     sys.argv[0] = spec.origin or name

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 
 from memplan.errors import RecordError
+from memplan.recording.forking import ForkServer
 from memplan.recording.target import Target
 from memplan.scratch import scratch_folder
 from memplan.trace.lives import Summary
@@ -42,7 +41,13 @@ class Trial:
     allocated: int = 0
 
 
-def trial(target: Target, device: str, steps: int, activations: bool = False) -> Trial:
+def trial(
+    server: ForkServer,
+    target: Target,
+    device: str,
+    steps: int,
+    activations: bool = False,
+) -> Trial:
     """Record `steps` steps of a program, then end it.
 
     device: as for `record --device`; activations: as `record --activations`. Raises
@@ -53,24 +58,16 @@ def trial(target: Target, device: str, steps: int, activations: bool = False) ->
         path = folder / "trace.parquet"
         options = ["--device", device, "--steps", str(steps), "--then-exit"]
         options += ["--activations"] * activations
-        command = [sys.executable, "-m", "memplan", "record", *options]
-        done = subprocess.run(
-            [*command, "--output", str(path), *target.command()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        said = done.stderr.strip().splitlines()
+        words = ["record", *options, "--output", str(path), *target.command()]
+        done = server.run("memplan", words)
+        said = done.said.strip().splitlines()
         if not path.exists():
-            raise _failure(target, said, done.returncode)
+            raise _failure(target, said, done.code)
         trace = read_trace(path)
     events = trace.events
     failed = ran_out(events)
-    if done.returncode and not failed:
-        raise _failure(target, said, done.returncode)
+    if done.code and not failed:
+        raise _failure(target, said, done.code)
     if not len(events):
         raise RecordError(
             f"{' '.join(target.command())} allocated no tensors in its own process, so "

@@ -11,7 +11,8 @@ from memplan.errors import UsageError, expected
 from memplan.recording.boundary import named_parts, step
 from memplan.recording.fake_device import GPUS, fake_device
 from memplan.recording.held import tensors_in
-from memplan.recording.record import record
+from memplan.recording.options import RecordOptions
+from memplan.recording.record import record_with
 from memplan.recording.shim import require_torch
 from memplan.reporting.stats import Stats, summarize
 from memplan.scratch import scratch_folder
@@ -99,7 +100,9 @@ def estimate(
             raise expected(f"{what} or a function for it", given)
     with scratch_folder("memplan-estimate-") as folder:
         path = folder / "trace.parquet"
-        with record(path, device=whole, steps="all") as recording:
+        # What is alive in the end is this function's own.
+        options = RecordOptions(device=whole, steps="all", holders=False)
+        with record_with(path, options) as recording:
             network = _network(torch, model, place)
             given = inputs() if callable(inputs) else inputs
             _run(torch, network, _fake(torch, given, place), optimizer, loss)

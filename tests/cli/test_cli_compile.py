@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def test_the_plan_is_written_and_verifies(compiled: Command, command: Command) -
     assert said.code == 0, said.err
     assert "wrote arena.json" in said.err
     assert "lower bound" in said.out or "proved minimal" in said.out
+    assert re.search(r"fullest in +\w+ at .*\.py:\d+", said.out), said.out
     assert command("verify", "arena.json").code == 0
     again = compiled("m.py:both", *ANY, "-o", "arena.json")
     assert again.code != 0

@@ -11,6 +11,7 @@ import pytest
 from memplan.cli import fit
 from memplan.errors import as_options
 from memplan.recording.fake_values import WITH_VALUES
+from memplan.recording.forking import ForkServer
 from memplan.recording.target import Target
 from memplan.recording.trial import ProgramFailedError, Trial
 from memplan.units import parse_memory
@@ -37,7 +38,11 @@ def fitted(
 
     def run(sizes: Sizes, values: str) -> tuple[str, dict[str, object]]:
         def trial(
-            target: Target, device: str, steps: int, activations: bool = False
+            server: ForkServer,
+            target: Target,
+            device: str,
+            steps: int,
+            activations: bool = False,
         ) -> Trial:
             peak, allocated = sizes(int(target.arguments[-1]))
             return Trial(peak, 0, False, (), None, allocated)
@@ -104,7 +109,11 @@ def failing(
 
     def run(said: str, *words: str, code: int = 2, first: int = 0) -> Said:
         def trial(
-            target: Target, device: str, steps: int, activations: bool = False
+            server: ForkServer,
+            target: Target,
+            device: str,
+            steps: int,
+            activations: bool = False,
         ) -> Trial:
             if int(target.arguments[-1]) < first:
                 return Trial(64, 0, False, (), None, 64)

@@ -106,6 +106,84 @@ def test_values_lie_in_the_memory_of_a_result_until_it_is_written() -> None:
                 assert torch.allclose(one, other, atol=1e-5)
 
 
+def test_kernels_with_scratch_memory_write_results() -> None:
+    """Products of 16 bits may reorder their operands."""
+    torch.manual_seed(0)
+    model = Classifying().eval().bfloat16()
+    x = torch.randn(1, 128, 64, dtype=torch.bfloat16)
+    module = compiled(model, x)
+    assert module.memplan.lent
+    assert module.memplan.bytes_after <= module.memplan.bytes_before
+    with torch.no_grad():
+        for one, other in zip(module(x), model(x), strict=True):
+            torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-6)
+        with module.runner.tape() as tape:
+            assert tape.missed == 0
+
+
+class Crossing(nn.Module):
+    """Its sum lies as its permuted operands do, and is then copied."""
+
+    def forward(self, a: Any, b: Any) -> Any:
+        a, b = a.permute(1, 0, 2, 3), b.permute(1, 0, 2, 3)
+        total = a[..., :, None] + b[..., None, :]
+        return total.reshape(3, 64, 64).sum(-1), total.clone().mean()
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_sum_is_written_as_its_copy_is_to_lie(copies: int) -> None:
+    class Last(Crossing):
+        def forward(self, a: Any, b: Any) -> Any:
+            return super().forward(a, b)[:copies]
+
+    inputs = torch.randn(8, 3, 8, 8), torch.randn(8, 3, 8, 8)
+    module = compiled(Last().eval(), inputs)
+    with torch.no_grad():
+        for one, other in zip(module(*inputs), Last()(*inputs), strict=True):
+            assert torch.allclose(one, other, atol=1e-4)
+    assert module.memplan.arena == copies * 3 * 64 * 64 * 4
+
+
+class Biased(nn.Module):
+    """Each layer adds the same table of its own making to the scores."""
+
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 4)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(layers))
+        self.register_buffer("places", torch.randint(0, 32, (128, 128)))
+
+    def forward(self, x: Any) -> Any:
+        attend = nn.functional.scaled_dot_product_attention
+        for layer in self.layers:
+            bias = self.table(self.places).permute(2, 0, 1)[None].contiguous()
+            q = layer(x).view(1, 128, 4, 16).transpose(1, 2)
+            x = x + attend(q, q, q, bias).transpose(1, 2).reshape(1, 128, 64)
+        return x.mean(1)
+
+
+def test_constants_that_are_kept_stay_small() -> None:
+    torch.manual_seed(0)
+    model, x = Biased().eval(), torch.randn(1, 128, 64)
+    module = compiled(model, x)
+    plan = module.memplan
+    assert plan.folded <= 1 << 16  # a table takes 256 KiB
+    assert plan.bytes_after <= plan.bytes_before
+    with torch.no_grad():
+        assert torch.allclose(module(x), model(x), atol=1e-5)
+
+
+def test_equal_constants_are_kept_once() -> None:
+    class Tables(nn.Module):
+        def forward(self, x: Any) -> Any:
+            for _ in range(3):
+                x = (x * torch.arange(4096).reciprocal()).sin()
+            return x
+
+    module = compiled(Tables().eval(), torch.randn(16, 4096))
+    assert module.memplan.folded == 4096 * 4
+
+
 class Scored(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -410,6 +488,34 @@ def test_calls_at_the_same_time() -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert not wrong
+
+
+def test_threads_see_weights_that_changed() -> None:
+    """None runs on packed weights that another thread is replacing."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3))
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 3, 16, 16)
+    options = memplan.CompileOptions(max_slowdown=1000.0, pack=True)
+    module = compiled(model, x, options=options)
+    wrong: list[float] = []
+
+    def run(expected: Any) -> None:
+        with torch.no_grad():
+            for _ in range(5):
+                wrong.extend(
+                    [1.0] * (not torch.allclose(module(x), expected, 1e-3, 1e-3))
+                )
+
+    for _ in range(3):
+        with torch.no_grad():
+            model[0].weight.mul_(1.5)
+            expected = model(x)
+        threads = [threading.Thread(target=run, args=(expected,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert not wrong
 
 

@@ -180,11 +180,10 @@ CYCLES = {
 @pytest.fixture
 def no_garbage() -> Iterator[None]:
     gc.collect()
-    gc.freeze()  # so that the runs of the collector are short
+    gc.freeze()  # so that the runs of the collector are short, to the end
     gc.disable()  # and only those that are asked for
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("no_garbage")

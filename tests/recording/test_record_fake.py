@@ -10,6 +10,7 @@ import pytest
 import memplan as package
 from memplan.cli import fit
 from memplan.core.bounds import lower_bound
+from memplan.recording.forking import ForkServer
 from memplan.recording.target import Target
 from memplan.recording.trial import Trial
 from memplan.trace.liveness import step_problem
@@ -334,7 +335,11 @@ def test_fit_goes_down_to_what_really_fits(
     tmp_path: Path,
 ) -> None:
     def trial(
-        target: Target, device: str, steps: int, activations: bool = False
+        server: ForkServer,
+        target: Target,
+        device: str,
+        steps: int,
+        activations: bool = False,
     ) -> Trial:
         assert not activations
         size = int(target.arguments[-1])

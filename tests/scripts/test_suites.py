@@ -18,8 +18,9 @@ SMALLEST = {
     "emitted": "--cases 300,20,9,9 --contenders conv2d",
     "budget": "--cases gpt2 --steps 8 --ways block:1",
     "fuse": "--cases stack:1 --batch 1 --contenders memplan",
+    "compile": "--cases squeezenet1_1 --contenders 'one arena'",
 }
-LONG = ("apply", "budget", "fuse")
+LONG = ("apply", "budget", "compile", "fuse")
 # Whose programs or machines are not there: only that their cases are well formed.
 ELSEWHERE = ("gpu", "zigzag")
 
