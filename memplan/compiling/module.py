@@ -46,7 +46,7 @@ class Runner:
         self._weights = Weights(target.module, target.exported.constants)
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
-        self._watch = Watch(target.module, own)
+        self._watch = Watch(target.module, own, target.numbers)
         self._strides = [each.stride() for each in tensors_of(inputs)]
         # Compared first, for speed.
         self._kinds = None if target.form.autocast else _kinds(inputs)
@@ -98,6 +98,8 @@ class Runner:
         """
         if not self._watch.same_modules() or not self._watch.same_containers():
             return "its modules, attributes or hooks have changed"
+        if number := self._watch.other_number():
+            return number
         if current or self._watch.same_kinds():
             return ""
         return "weights have other shapes or types than when it was compiled"

@@ -116,6 +116,7 @@ class Compiler:
             target = self._target()
         except InputError as problem:
             return Fallback(str(problem), parts=True)
+        self.numbers = target.numbers
         network = recognise(target.program, target.module)
         nodes = join(network, self._joining())
         if all(isinstance(node, EagerOp) for node in nodes):
@@ -170,7 +171,8 @@ class Compiler:
                 return Fallback(f"{SLOWER}: it takes {times}", network)
             engine = trial.engine
             self.builder.write(engine.plan)
-        watch = Watch(original(self.model), dict.fromkeys(tensors(engine.nodes)))
+        names = dict.fromkeys(tensors(engine.nodes))
+        watch = Watch(original(self.model), names, self.numbers)
         return Prepared(network, engine, watch, as_nested(self.expected))
 
     def _replayed(self) -> Engine | None:

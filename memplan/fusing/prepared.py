@@ -78,6 +78,8 @@ class Prepared:
         """Whether the model has changed in more than its weights' values."""
         if not (self.watch.same_modules() and self.watch.same_containers()):
             return True
+        if self.watch.other_number():
+            return True
         self._same = self.watch.same_weights()
         return not self._same and not self.watch.same_kinds()
 

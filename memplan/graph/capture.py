@@ -14,15 +14,22 @@ from torch import Tensor, nn
 from memplan.errors import InputError
 from memplan.graph.call import Form, Inputs, Signature
 from memplan.graph.check import NOTES, SideEffectsError, Snapshot, without_effects
-from memplan.graph.export import Exported, NotExportableError, export, first_line
+from memplan.graph.export import (
+    DataDependentError,
+    Exported,
+    NotExportableError,
+    export,
+    first_line,
+)
 from memplan.graph.infer import Inference
 from memplan.graph.lower import lower
 from memplan.graph.measure import MEMORY, Run, events_of
 from memplan.graph.nest import Rebuild, flatten, unknown
+from memplan.graph.numbers import NONE, Numbers
 from memplan.graph.program import Program
 from memplan.graph.reach import Attributes
 from memplan.graph.standin import StandIn
-from memplan.graph.weights import Weights, has_hooks
+from memplan.graph.weights import Weights, has_hooks, hook_of
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,8 @@ class Target:
 
     path: of the module in the model, "" for the model itself. form: of the inputs that
     it was captured with. rebuild: makes the module's result of the program's outputs,
-    with containers of its own. outside: bytes of activations that are live outside the
-    module while it runs.
+    with containers of its own. numbers: whose values it was exported with. outside:
+    bytes of activations that are live outside the module while it runs.
     """
 
     path: str
@@ -41,6 +48,7 @@ class Target:
     program: Program
     form: Form
     rebuild: Rebuild
+    numbers: Numbers = NONE
     outside: int = 0
 
     @property
@@ -73,20 +81,31 @@ def capture(
     """
     for name, each in module.named_modules():
         if has_hooks(each) and (name or not path):  # they would run once, exported
-            raise NotExportableError("its modules have hooks")
+            where = f" at {name}" if name else ""
+            raise NotExportableError(f"its modules have hooks: {hook_of(each)}{where}")
         if isinstance(each, StandIn):
             where = name or "it"
             raise NotExportableError(f"{where} runs by memplan.{each.verb} already")
-    copied = _copied(module)
-    for hooks in (copied._forward_hooks, copied._forward_pre_hooks):
-        hooks.clear()  # a part's own run around what replaces it
-    rebuilds: list[Rebuild] = []
-    copied.forward = _flattened(copied.forward, rebuilds)
-    exported = export(copied, inputs.args, inputs.kwargs, quick=quick)
-    exported = _with_own_weights(exported, module)
     inference = inference or Inference()
-    program = change(lower(exported, inference), inference)
-    return Target(path, module, exported, program, Form.of(inputs), rebuilds[-1])
+
+    def target(numbers: Numbers) -> Target:
+        copied, rebuilds = _copied(module), list[Rebuild]()
+        for hooks in (copied._forward_hooks, copied._forward_pre_hooks):
+            hooks.clear()  # a part's own run around what replaces it
+        copied.forward = _flattened(copied, rebuilds, numbers)
+        exported = export(copied, inputs.args, inputs.kwargs, quick=quick)
+        exported = _with_own_weights(exported, module)
+        program = change(lower(exported, inference), inference)
+        form, rebuild = Form.of(inputs), rebuilds[-1]
+        return Target(path, module, exported, program, form, rebuild, numbers)
+
+    try:
+        return target(NONE)
+    except DataDependentError:
+        numbers = Numbers.of(module)
+        if not numbers.values:
+            raise
+        return target(numbers)
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -102,13 +121,15 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 def _flattened(
-    forward: Callable[..., object], rebuilds: list[Rebuild]
+    module: nn.Module, rebuilds: list[Rebuild], numbers: Numbers
 ) -> Callable[..., object]:
     """A forward that returns the leaves of the result, and notes how to rebuild it."""
+    forward = module.forward
 
     @functools.wraps(forward)
     def flat(*args: object, **kwargs: object) -> object:
-        leaves, rebuild = flatten(forward(*args, **kwargs))
+        with numbers.inlined(module):
+            leaves, rebuild = flatten(forward(*args, **kwargs))
         if reason := unknown(leaves):
             raise NotExportableError(reason)
         rebuilds.append(rebuild)

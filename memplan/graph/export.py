@@ -29,6 +29,10 @@ class NotExportableError(InputError):
     """The model has no whole graph: control flow on data, or no fake kernels."""
 
 
+class DataDependentError(NotExportableError):
+    """The model's code reads the values of tensors."""
+
+
 @dataclass(frozen=True)
 class Exported:
     """What `torch.export` gave: graph, signature and constants.
@@ -55,9 +59,11 @@ def export(
     seconds: the time limit; in a thread that is not the main one there is none. quick:
     whether the graph may have operators as the model calls them, composed views among
     them, and those of `functional`, which overwrite an operand: it takes a third of the
-    time. Raises NotExportableError, in one line, where torch cannot.
+    time. Raises NotExportableError, in one line, where torch cannot: DataDependentError
+    where the code reads the values of tensors.
     """
     import torch
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     try:
         with _silence(), torch.no_grad(), _limited(seconds):
@@ -71,7 +77,8 @@ def export(
     except NotExportableError:
         raise
     except Exception as error:  # torch.export lets errors of any kind through
-        raise NotExportableError(
+        reads = isinstance(error, GuardOnDataDependentSymNode)
+        raise (DataDependentError if reads else NotExportableError)(
             f"torch.export cannot take this model: {first_line(error)}"
         ) from error
     return Exported(

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from memplan.errors import InputError
-from memplan.graph.export import Exported, functional
+from memplan.graph.export import DataDependentError, Exported, functional
 from memplan.graph.infer import Inference, ShapeError, meta_of
 from memplan.graph.program import Argument, Op, Program, Ref, refs, results
 
@@ -57,8 +57,8 @@ class UnsupportedGraphError(InputError):
 def lower(exported: Exported, inference: Inference) -> Program:
     """`exported` as a Program: operators that do nothing dropped, constants filled.
 
-    Raises UnsupportedGraphError for models that write to their buffers or inputs, or
-    whose sizes depend on data.
+    Raises UnsupportedGraphError for models that write to their buffers or inputs,
+    DataDependentError for those whose sizes depend on data.
     """
     return _Lowering(exported, inference).program()
 
@@ -233,7 +233,7 @@ class _Lowering:
         if isinstance(value, torch.fx.Node):
             return self._names[value]
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise UnsupportedGraphError("a size depends on data or is left open")
+            raise DataDependentError("a size depends on data or is left open")
         if isinstance(value, tuple | list):
             return type(value)(self._argument(item) for item in value)
         if isinstance(value, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from memplan.graph.nest import Kind
+from memplan.graph.numbers import NONE, Numbers
 
 
 def fetch(model: torch.nn.Module, name: str) -> torch.Tensor:
@@ -65,19 +67,32 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def hook_of(module: torch.nn.Module) -> str:
+    """The name of a module's first forward hook, as in ``package.file.function``."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    hook = hooks[0]
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    named = hook if hasattr(hook, "__qualname__") else type(hook)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 class Watch:
     """A model's state when it was compiled: cheap to compare at every call.
 
-    names: of the tensors that were packed. A change of one in place is seen by its
-    version, which every operation of torch raises but for batch normalisation, which
-    counts, and for writes through ``.data`` and NumPy; those are seen where they change
-    the first element, or one in the middle, of a buffer or a weight with dimensions.
-    Other tensors, modules, attributes in a place are seen by looking, and so are
-    training mode and hooks.
+    names: of the tensors that were packed. numbers: that the model was exported with. A
+    change of a tensor in place is seen by its version, which every operation of torch
+    raises but for batch normalisation, which counts, and for writes through ``.data``
+    and NumPy; those are seen where they change the first element, or one in the middle,
+    of a buffer or a weight with dimensions. Other tensors, modules, attributes in a
+    place are seen by looking, and so are numbers, training mode and hooks.
     """
 
-    def __init__(self, model: torch.nn.Module, names: Iterable[str]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, names: Iterable[str], numbers: Numbers = NONE
+    ) -> None:
         self._model, self._names = model, list(names)
+        self._numbers = numbers
         self._modules = _Modules(model)
         self._containers = [
             value
@@ -99,7 +114,11 @@ class Watch:
 
     def again(self) -> Watch:
         """A watch of the same model's current state."""
-        return Watch(self._model, self._names)
+        return Watch(self._model, self._names, self._numbers)
+
+    def other_number(self) -> str:
+        """What has another value than the model was exported with; "" for nothing."""
+        return self._numbers.changed(Weights(self._model, {}))
 
     def same_containers(self) -> bool:
         """Whether lists and dictionaries that are attributes hold what they held."""
