@@ -171,10 +171,10 @@ class Bench:
         def rank(module: Compiled) -> tuple[int, float]:
             plan = module.memplan
             if module.runner is None:
-                return 2, 0.0
+                return 3, 0.0
             if plan.bytes_after > room:
-                return 1, plan.bytes_after
-            return 0, plan.slowdown
+                return 2, plan.bytes_after
+            return bool(self._objection(plan)), plan.slowdown
 
         loops = any(isinstance(step, Loop) for step in program.ops)
         effort = EFFORT // LESS if loops else EFFORT
@@ -305,24 +305,25 @@ class Bench:
 
     def judged(self, module: Compiled) -> Compiled:
         """The module; the model itself if it gains nothing."""
-        plan = module.memplan
-        if module.runner is None:
-            return module
+        reason = module.runner and self._objection(module.memplan)
+        return self.unchanged(reason) if reason else module
+
+    def _objection(self, plan: CompilePlan) -> str:
+        """Why a plan gains nothing; "" if it gains memory or time."""
         if plan.slowdown > self.slowest:
-            return self.unchanged(f"it {too_slow(module, self.slowest)}")
+            return f"it {too_slow(plan, self.slowest)}"
         if plan.bytes_after > MAX_GROWTH * self.before:
-            return self.unchanged(
+            return (
                 f"it would need {format_bytes(plan.bytes_after)} of memory, the model "
                 f"needs {format_bytes(self.before)}"
             )
         if plan.bytes_after >= self.before and plan.slowdown >= 1:
-            return self.unchanged("it would save neither memory nor time")
-        return module
+            return "it would save neither memory nor time"
+        return ""
 
 
-def too_slow(module: Compiled, most: float) -> str:
-    ratio = module.memplan.slowdown
-    return f"would take {ratio:.2f} times as long; the limit is {most:.2f}"
+def too_slow(plan: CompilePlan, most: float) -> str:
+    return f"would take {plan.slowdown:.2f} times as long; the limit is {most:.2f}"
 
 
 def requests(run: Run) -> int:

@@ -279,9 +279,10 @@ class _Compiling:
             module, fast = descent.fastest(within)
             if fast:
                 return module
+            slow = too_slow(module.memplan, bench.slowest)
             raise NoPlanError(
                 f"{format_bytes(bench.peak(module))} in one arena fit the budget of "
-                f"{format_bytes(limit)}, but it {too_slow(module, bench.slowest)}; "
+                f"{format_bytes(limit)}, but it {slow}; "
                 "raise --max-slowdown (max_slowdown in CompileOptions) or the budget",
                 bench.peak(module),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -353,3 +354,17 @@ def test_random_networks(steps: list[tuple[str, str, int]], images: int) -> None
 @settings(max_examples=300, deadline=None)
 def test_many_random_networks(steps: list[tuple[str, str, int]], images: int) -> None:
     check_made(steps, images)
+
+
+def test_a_plan_that_saves_memory_goes_before_a_faster_one_that_saves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels are tried in turns, each a little faster here, the last without any."""
+    times = itertools.count(2.0, -0.01)
+    monkeypatch.setattr(bench, "seconds", lambda runs, **_: [1.0, next(times)])
+    layers = block(16, nn.ReLU()).eval()
+    options = memplan.CompileOptions(max_slowdown=10)
+    found = memplan.compile(layers, torch.randn(1, 16, 32, 32), options=options)
+    plan = found.memplan
+    assert plan.packed
+    assert plan.bytes_after < plan.bytes_before
