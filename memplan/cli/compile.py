@@ -57,6 +57,12 @@ ORDERS = {
     "[default: where that takes no more memory than it saves]",
 )
 @click.option(
+    "--reuse-outputs",
+    is_flag=True,
+    help="Lay results in the arena, too, so that a call asks the allocator for "
+    "nothing.",
+)
+@click.option(
     "--front",
     is_flag=True,
     help="Search budgets downwards, and list the measured plans that no other beats in "
@@ -71,6 +77,7 @@ def command(
     budget: str | None,
     max_slowdown: float | None,
     pack: bool | None,
+    reuse_outputs: bool,
     front: bool,
     output: Path | None,
     force: bool,
@@ -101,7 +108,7 @@ def command(
         from memplan.compiling import compile as compiling
         from memplan.compiling.bench import CompileOptions
 
-        options = CompileOptions(max_slowdown, pack, progress)
+        options = CompileOptions(max_slowdown, pack, reuse_outputs, progress)
         if front:
             found = compiling.compile_front(module, inputs, options)
         else:
@@ -114,7 +121,7 @@ def command(
         arena = plan.plan and show.picked(plan.plan, "peak", "lower_bound")
         show.as_json(entries | {"plan": arena, "output": output}, "memplan.compile")
     else:
-        _report(type(module).__name__, plan)
+        _report(type(module).__name__, plan, reuse_outputs)
         _defects(plan)
     if output is None:
         return
@@ -169,8 +176,8 @@ def _lent(count: int) -> list[tuple[str, str]]:
     return [("in a result", f"{count:,} {many}, until it is written")] if count else []
 
 
-def _report(name: str, plan: CompilePlan) -> None:
-    """Print what compiling brought."""
+def _report(name: str, plan: CompilePlan, holds_outputs: bool) -> None:
+    """Print what compiling brought; holds_outputs: whether the arena does."""
     if plan.plan is None:
         only = [("activations", format_bytes(plan.bytes_before))]
         show.facts(f"memplan: {name} stays unchanged: {plan.reason}", only)
@@ -189,13 +196,15 @@ def _report(name: str, plan: CompilePlan) -> None:
         plan.order_proof,
         f"every order needs {format_bytes(plan.order_bound)}, results included",
     )
+    inside = holds_outputs and not plan.beside
+    where = "results lie in the arena" if inside else "results included"
     before, after = map(format_bytes, (plan.bytes_before, plan.bytes_after))
     asked = f"{plan.requests_before:,} a call before, {plan.requests_after:,} after"
     rows = [
         ("activations", f"{before} before, {after} after"),
         ("arena", f"{format_bytes(plan.arena)}, {bound}"),
         *_peak(plan),
-        ("beside it", f"{format_bytes(plan.beside)}, results included"),
+        ("beside it", f"{format_bytes(plan.beside)}, {where}"),
         *_lent(plan.lent),
         ("order", order),
         ("loops", f"{plan.loops:,}"),

@@ -32,6 +32,7 @@ from memplan.graph.check import (
 from memplan.graph.clock import seconds
 from memplan.graph.export import first_line
 from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
+from memplan.graph.nest import changed
 from memplan.graph.order import EFFORT
 from memplan.graph.program import Loop, Op, Program
 from memplan.graph.reach import Attributes
@@ -53,12 +54,15 @@ class CompileOptions:
     model's; None for 1.02, or 1.1 with a budget. pack: whether convolutions and layers
     around them run as memplan's kernels, which keep the weights in a layout of their
     own beside the model's; that saves time and activations. None to do it where all
-    that is kept then takes no more than the model's activations did. progress: is told
-    what is being done.
+    that is kept then takes no more than the model's activations did. reuse_outputs: lay
+    results in the arena, too, so that a call asks the allocator for nothing. They stay
+    valid: an arena with results that the caller holds is not used. Where several are
+    held, later calls copy theirs. progress: is told what is being done.
     """
 
     max_slowdown: float | None = None
     pack: bool | None = None
+    reuse_outputs: bool = False
     progress: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -183,7 +187,8 @@ class Bench:
         for kernels in list(self.kernels):
             try:
                 folds = max(SMALL, self.before // 50)
-                choices = Choices(kernels, effort, most, folds)
+                held = self.options.reuse_outputs
+                choices = Choices(kernels, effort, most, folds, held)
                 runner = Runner(self.target, program, self.inputs, choices)
             except PackedTooMuchError:
                 self.kernels.remove(kernels)
@@ -242,7 +247,8 @@ class Bench:
             given = Inputs(args, kwargs)
             if difference := runner.difference(given):  # kernels would read elsewhere
                 raise MemplanError(f"it is compiled {difference}")
-            return runner(given)
+            # None is held while the next runs, as otherwise copying would begin.
+            return changed(runner(given), torch.clone)
 
         expected = results_of(inputs, model, model)
         found = results_of(inputs, model, as_model, len(expected))

@@ -134,7 +134,7 @@ class _Compiling:
         """How `module` was compiled within a budget."""
         bench = self._bench
         wanted = None if budget is None else parse_budget(budget)
-        options = CompileOptions(bench.options.max_slowdown, bench.options.pack)
+        options = replace(bench.options, progress=CompileOptions.progress)
         program = module.runner.target.program if module.runner else None
         return Recipe(wanted, options, program, bench.loops.get(module))
 

@@ -29,6 +29,8 @@ from memplan.graph.requests import fills_new_memory
 from memplan.graph.standin import Run, StandIn, intercepted
 from memplan.graph.weights import Watch, Weights
 
+KEEPS = "several earlier ones are still in use; let go of them before the next call"
+
 
 class Runner:
     """A model's program in an arena, bound to the weights as they are now."""
@@ -68,6 +70,11 @@ class Runner:
             )
         self._watch = watch  # last: other threads then take the weights for current
 
+    @property
+    def copies(self) -> bool:
+        """Whether results that the arena holds are copied: callers keep many."""
+        return self._choices.holds_outputs and self.arenas.left > 0
+
     @contextmanager
     def tape(self) -> Iterator[Tape]:
         """The program bound to an arena that no other call uses."""
@@ -78,6 +85,7 @@ class Runner:
                 bound.clear()  # of other weights
                 bound[schedule] = schedule.tape(slab.memory)
             yield bound[schedule]
+            slab.given = bound[schedule].given
 
     def learn(self, expected: object, found: object) -> None:
         """Lay results out as `expected`, the model's, where they lie otherwise: some
@@ -132,7 +140,7 @@ class Runner:
     def _run(self, inputs: Inputs) -> object:
         plain = torch.inference_mode(False)  # as all that the tape holds
         with plain, torch.no_grad(), self.tape() as tape:
-            results = tape(tensors_of(inputs))
+            results = tape(tensors_of(inputs), self.copies)
         if self.target.rebuild is first and results:
             return laid_out(results[0], self._laid.get(0))
         found = dict(zip(tape.results, results, strict=True))
@@ -240,6 +248,8 @@ class Compiled(StandIn):
             with self._lock:
                 if not runner.is_current():
                     runner.bind(inputs)
+        if runner.copies:
+            self._warn(KEEPS, "results are copied")
         return runner, partial(runner, inputs)
 
     def _runner_for(self, inputs: Inputs, first: Runner) -> Runner | str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Mapping
 from dataclasses import dataclass, replace
 from operator import getitem
 from types import BuiltinFunctionType
@@ -401,6 +401,34 @@ EXPANSIONS: dict[str, Callable[[Builder, Op], Ref | None]] = {
 
 
 FACTORIES = {"aten.arange", "aten.full", "aten.scalar_tensor", "aten.eye"}
+
+
+def copied(
+    program: Program, served: Container[str], inference: Inference
+) -> tuple[Program, list[Op]]:
+    """The program with its outputs in storages that are served, or in its inputs', and
+    the copies that this takes."""
+    copies: dict[str, Op] = {}
+    made = replace(
+        program,
+        ops=list(program.ops),
+        metas=dict(program.metas),
+        roots=dict(program.roots),
+    )
+    for name in dict.fromkeys(refs(program.outputs)):
+        root = program.roots[name]
+        if root in served or root in program.inputs:
+            continue
+        op = Op(f"{name}.copy", aten.clone.default, (Ref(name),), {}, "")
+        inference.add(made, op)
+        made.ops.append(op)
+        copies[name] = op
+
+    def where(ref: Ref) -> Ref:
+        return Ref(copies[ref.name].name) if ref.name in copies else ref
+
+    made.outputs = mapped(program.outputs, where)
+    return made, [*copies.values()]
 
 
 def folded(flat: Flat, given: Collection[int] = (), most: float = math.inf) -> Flat:

@@ -12,7 +12,7 @@ from torch import Tensor
 from memplan.compiling.convolutions import packed
 from memplan.compiling.fused import converted, fused
 from memplan.compiling.layouts import straightened
-from memplan.compiling.passes import Flat, expanded, folded, unrolled
+from memplan.compiling.passes import Flat, copied, expanded, folded, unrolled
 from memplan.compiling.serve import ways_of
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
@@ -34,10 +34,10 @@ class Schedule:
 
     flat: the program after all passes. order: what is known of the
     order. plan: the arena, a buffer for each storage and for each request of an
-    operator. layout: where in it the results lie; torch allocates outputs. packed:
-    bytes of weights that are kept in their kernels' layout as well. lent: how many
-    buffers lie in a result's memory until it is written. busiest: the operator at which
-    the most bytes of the arena are live.
+    operator. layout: where in it the results lie; torch allocates outputs that
+    the arena does not hold. packed: bytes of weights that are kept in their kernels'
+    layout as well. lent: how many buffers lie in a result's memory until it is written.
+    busiest: the operator at which the most bytes of the arena are live.
     """
 
     flat: Flat
@@ -81,13 +81,14 @@ class Choices:
     kernels' layout, too; without any, as torch has them. effort: of the search for an
     order, the best of which is taken. most: bytes that packed weights, and constants
     that are computed once, may take; None for any. folds: bytes of these constants
-    where no weights are packed.
+    where no weights are packed. holds_outputs: whether they lie in the arena.
     """
 
     kernels: tuple[str, ...] = ()
     effort: int = EFFORT
     most: int | None = None
     folds: float = math.inf
+    holds_outputs: bool = False
 
 
 DEFAULTS = Choices()
@@ -148,10 +149,15 @@ def scheduled(
     if most is not None and nbytes and nbytes + flat.folded > most:
         raise PackedTooMuchError
     ways = ways_of(flat.program, flat.constants, inputs)
+    if choices.holds_outputs:
+        program, copies = copied(flat.program, ways.served.keys(), Inference())
+        flat = replace(flat, program=program)
+        ways = ways.with_copies(copies)
     candidates = partial(ways.overwritable, flat.program)
     order = least_peak(tasks_of(flat.program, ways.beside, candidates), choices.effort)
     flat = replace(flat, program=reordered(flat.program, order.order))
-    found = lives(flat.program, ways.served.keys(), ways.asked, candidates)
+    held = ways.served.keys(), ways.asked, candidates, choices.holds_outputs
+    found = lives(flat.program, *held)
     plan = solve(found.problem)
     plans = [plan, *([found.loan.plan] if found.loan else [])]
     if violations := [each for made in plans for each in verify(made)]:

@@ -28,16 +28,22 @@ class Ways:
     """How the operators of a program get the memory of their results.
 
     served: those that write where they are told, by their name. asked: what the others
-    ask the allocator for.
+    ask the allocator for. apart: those that write over no operand.
     """
 
     served: dict[str, Served]
     asked: dict[str, Asked]
+    apart: frozenset[str] = frozenset()
+
+    def with_copies(self, copies: Sequence[Op]) -> Ways:
+        """The same with copies that are to lie elsewhere than what they copy."""
+        more = {op.name: Served(op.target) for op in copies}
+        return Ways({**self.served, **more}, self.asked, frozenset(more))
 
     def overwritable(self, program: Program, op: Op) -> list[str]:
         """Operands over which a kernel may write an operator's result."""
         way = self.served.get(op.name)
-        if way is None:
+        if way is None or op.name in self.apart:
             return []
         taken = [arg.name for arg in op.args if isinstance(arg, Ref)]
         if isinstance(op.target, Native):

@@ -20,7 +20,7 @@ from memplan.graph.capture import first_calls
 from memplan.graph.check import undone
 from memplan.graph.export import first_line
 from memplan.graph.programs import Programs
-from memplan.graph.standin import Run, StandIn, intercepted
+from memplan.graph.standin import UNCHANGED, Run, StandIn, intercepted
 from memplan.graph.weights import Watch, has_hooks
 
 
@@ -164,7 +164,7 @@ class Fused(StandIn):
         if isinstance(program, Fallback):
             self._warn(program.reason)
         elif isinstance(program, PartlyFused):
-            self._warn(program.reason, "parts of the model run")
+            self._warn(program.reason, "parts of the model run unchanged")
         self._store(key, program)
         return program
 
@@ -197,7 +197,7 @@ class Fused(StandIn):
         """A module of the model, to be fused by itself in the same arenas."""
         return Fused(module, self.options, self._arena_pool)
 
-    def _warn(self, reason: str, what: str = "the model runs") -> None:
+    def _warn(self, reason: str, what: str = UNCHANGED) -> None:
         if isinstance(self.model, StandIn):
             what = f"the plan of memplan.{self.model.verb} runs"
         if not self._is_part:  # a part does not warn by itself

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 LARGE = 2 << 20  # bytes of a large page
 ADVICE = 14  # MADV_HUGEPAGE of Linux
@@ -56,15 +57,20 @@ class PageAllocator:
         return piece.view(torch.float32)
 
 
+HELD = 1  # arenas with results in use that a pool keeps
 ARENAS = 8  # of a module, for calls at the same time; further ones wait
 
 
 class Slab:
-    """Some bytes, and what is bound to their addresses."""
+    """Some bytes, and what is bound to their addresses.
+
+    given: references to storages over them, of the results of the last call.
+    """
 
     def __init__(self, count: int) -> None:
         self.memory = arena(count)
         self.bytes = count
+        self.given: list[StorageWeakRef] = []
         self._bound: weakref.WeakKeyDictionary[object, dict[Any, Any]] = (
             weakref.WeakKeyDictionary()
         )
@@ -73,23 +79,29 @@ class Slab:
         """What a program keeps for this memory, by keys of its own, while it lives."""
         return self._bound.setdefault(program, {})
 
+    @property
+    def held(self) -> bool:
+        """Whether anything of the caller's refers to results in it."""
+        return not all(each.expired() for each in self.given)
+
 
 class ArenaPool:
     """The arena memory of a module, shared by its programs for all input shapes.
 
     limit: slabs in use at the same time; further calls wait. A slab that is too small
-    is freed and replaced by a larger one.
+    is freed and replaced by a larger one. One with results that a caller holds is not
+    used; of these the pool keeps one. left: how many others it left to the callers.
     """
 
     def __init__(self, limit: int = ARENAS) -> None:
         self._idle: list[Slab] = []
-        self._limit = limit
+        self._limit, self.left = limit, 0
         self.reset()
         _pools.add(self)
 
     def reset(self) -> None:
         """Count no slab as in use."""
-        self._left, self._turn = self._limit, threading.Condition()
+        self._room, self._turn = self._limit, threading.Condition()
 
     @contextmanager
     def slab(self, count: int) -> Iterator[Slab]:
@@ -97,11 +109,17 @@ class ArenaPool:
         dropped."""
         found: Slab | None = None
         with self._turn:
-            while not self._left:
+            while not self._room:
                 self._turn.wait()
-            self._left -= 1
-            if self._idle:
-                found = self._idle.pop()  # the last used, which is in the cache
+            self._room -= 1
+            held = [slab for slab in self._idle if slab.held]
+            free = [slab for slab in self._idle if slab not in held]
+            if free:
+                found = free.pop()  # the last used, which is in the cache
+            elif len(held) > HELD:
+                self.left += 1
+                del held[0]
+            self._idle = held + free
         try:
             if found is None or found.bytes < count:
                 found = None  # freed before the larger one is made
@@ -110,7 +128,7 @@ class ArenaPool:
             self._idle.append(found)
         finally:
             with self._turn:
-                self._left += 1
+                self._room += 1
                 self._turn.notify()
 
     def trim(self, most: int) -> None:

@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from memplan.graph.liveness import in_place
+from memplan.graph.held import HeldResults
+from memplan.graph.liveness import bytes_of, in_place
 from memplan.graph.native import OPERATOR, OUT, Assembled, Bound, Native, Segment
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
 from memplan.graph.requests import HOST, TORCH, Placed, Service
@@ -130,15 +132,26 @@ class Tape:
             self._step(op)
         self._close()
         self.results = list(dict.fromkeys(refs(program.outputs)))
-        outputs = [self._result(name) for name in self.results]
+        self._held = HeldResults()
+        self.given: list[StorageWeakRef] = []
+        for name in self.results:
+            self._hold(name)
+        made = [name for name in self.results if name not in self._held]
+        outputs = [self._result(name) for name in made]
         inputs = [f"%{name}" for name in program.inputs]
         self.source = self._text.source(inputs, outputs)
         self._run = torch._C._create_function_from_graph(
             "tape", torch._C.parse_ir(self.source)
         )
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The tensors of `results`, for inputs in the program's order."""
+    def __call__(
+        self, inputs: Sequence[Tensor], copies: bool = False
+    ) -> tuple[Tensor, ...]:
+        """The tensors of `results`, for inputs in the program's order.
+
+        Those that lie in the arena are valid up to the next call, and `given` are their
+        storages; with `copies` they are copied.
+        """
         text, service = self._text, self._service
         # Optimized, equal operators would become one, whose result then lives longer
         # than planned, and what depends on no input would be computed once.
@@ -147,16 +160,35 @@ class Tape:
             torch._C._set_graph_executor_optimize(False)
             if service is not None:
                 service.begin()
-            return tuple(self._run(*inputs, text.tensors, text.numbers, text.marks))
+            made = self._run(*inputs, text.tensors, text.numbers, text.marks)
         finally:
             if service is not None:
                 service.end()
             torch._C._set_graph_executor_optimize(optimizes)
+        if not self._held:
+            return tuple(made)
+        held, self.given = self._held.tensors()
+        if copies:
+            held = {name: each.clone() for name, each in held.items()}
+        others = iter(made)
+        return tuple(
+            held[name] if name in held else next(others) for name in self.results
+        )
 
     @property
     def missed(self) -> int:
         """Requests of the last call that differed from those known of its operators."""
         return self._service.missed if self._service is not None else 0
+
+    def _hold(self, name: str) -> None:
+        """Find where in the arena a result lies, if it does."""
+        own: str = self._program.roots[name]
+        root = self._storage.get(own, own)
+        at = self._layout.offsets.get(root)
+        if at is None:
+            return
+        part = self._arena[at : at + bytes_of(self._program, root)]
+        self._held.add(name, self._real[name], root, part)
 
     def _result(self, name: str) -> str:
         """A tensor for the caller: never a view of the arena or of a constant."""

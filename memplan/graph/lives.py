@@ -55,12 +55,14 @@ def lives(
     served: Set[str],
     asked: Mapping[str, Asked],
     candidates: Candidates,
+    holds_outputs: bool = False,
 ) -> Lives:
     """The storages of a flat program that an arena can hold.
 
     served: results that are written where they are told. asked: what other operators
-    ask for. candidates: operands that results may overwrite. Outputs are not in the
-    arena, nor what is neither served nor asked for.
+    ask for. candidates: operands that results may overwrite. What is neither served nor
+    asked for is not in the arena, nor outputs, unless it `holds_outputs`: then those
+    that are served, up to the end.
     """
     last, owned = lifetimes(program)
     over = overwrites(program, last, owned, candidates)
@@ -71,6 +73,7 @@ def lives(
         last[holder[name]] = max(last[holder[name]], last[name])
     given = {root for name in refs(program.outputs) for root in roots_of(program, name)}
     escaping = {holder.get(root, root) for root in given}
+    escaping -= served if holds_outputs else set()
     ticks = [1 + asked[s.name].events if s.name in asked else 1 for s in program.ops]
     clock = [0, *accumulate(ticks)]
     ends = {root: clock[min(at, len(ticks) - 1) + 1] for root, at in last.items()}
@@ -104,7 +107,8 @@ def lives(
             rows.append((each.bytes, at, each.died is not None))
     every = range(len(held.labels))
     whole = held.problem(every)
-    host = max(escaping & served & owned.keys(), key=owned.__getitem__, default="")
+    hosts = escaping & served & owned.keys()
+    host = max(hosts, key=owned.__getitem__, default="")
     loan = None
     if host:
         kinds = {root: {program.metas[root].dtype} for root in (*roots, host)}

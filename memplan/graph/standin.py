@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from memplan.graph.capture import Target
 
 Run = Callable[[], object]
+UNCHANGED = "the model runs unchanged"
 
 
 class StandIn(nn.Module):  # type: ignore[misc]
@@ -108,12 +109,12 @@ class StandIn(nn.Module):  # type: ignore[misc]
             return result
         return refuse_gradients(result, anchor, list(inputs), self.verb)
 
-    def _warn(self, reason: str, what: str = "the model runs") -> None:
-        """Warn once why the model, or parts of it, run unchanged."""
+    def _warn(self, reason: str, what: str = UNCHANGED) -> None:
+        """Warn once of `what`, and why."""
         if reason not in self._warned:
             self._warned.add(reason)
             warnings.warn(
-                f"memplan.{self.verb}: {what} unchanged: {reason}",
+                f"memplan.{self.verb}: {what}: {reason}",
                 stacklevel=frames_to_caller(),
             )
 
@@ -255,9 +256,17 @@ def refuse_gradients(
         if leaf.requires_grad or leaf.untyped_storage().data_ptr() in given:
             continue
         if leaf.is_floating_point() or leaf.is_complex():
-            fresh = leaf.clone() if leaf._is_view() else leaf
-            replaced[id(leaf)] = _NoGradient.apply(anchor, fresh, verb)
+            replaced[id(leaf)] = _NoGradient.apply(anchor, _own(leaf), verb)
     return rebuild([replaced.get(id(leaf), leaf) for leaf in leaves])
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The same values in the same memory, but no view and no base of one: these could
+    not be written to."""
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.clone()
+    place = tensor.storage_offset(), tensor.shape, tensor.stride()
+    return tensor.new_empty(0).set_(tensor.untyped_storage(), *place)
 
 
 def frames_to_caller() -> int:

@@ -109,8 +109,7 @@ class Watch:
         self._versions = [each._version for each in self._counted]
         self._pointers = [each.data_ptr() for each in self._tensors]
         self._kinds = [Kind.of(each) for each in self._tensors]
-        self._marks = _marks(self._tensors)  # views of a few elements
-        self._marked = _read(self._marks)
+        self._marks = _marks(self._tensors)
 
     def again(self) -> Watch:
         """A watch of the same model's current state."""
@@ -133,7 +132,7 @@ class Watch:
             return False
         if [each.data_ptr() for each in self._tensors] != self._pointers:
             return False
-        return _equal(_read(self._marks), self._marked)
+        return all(map(_Marks.same, self._marks))
 
     def same_kinds(self) -> bool:
         """Whether the tensors still have their types, shapes and devices."""
@@ -257,8 +256,23 @@ def _counters(model: torch.nn.Module, names: list[str]) -> list[torch.Tensor]:
     return [each for each in found if each is not None]
 
 
-def _marks(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Views of two elements of each weight with dimensions or buffer, by type."""
+class _Marks:
+    """A few elements of tensors of one type."""
+
+    def __init__(self, views: list[torch.Tensor]) -> None:
+        self._views = views
+        with torch.inference_mode(False):
+            # As whole numbers: NaN equals itself in them.
+            self._then, self._now = torch.cat(views), torch.cat(views)
+            self._pair = self._then.view(torch.uint8), self._now.view(torch.uint8)
+
+    def same(self) -> bool:
+        torch.cat(self._views, out=self._now)  # asks for no memory
+        return bool(torch.equal(*self._pair))
+
+
+def _marks(tensors: list[torch.Tensor]) -> list[_Marks]:
+    """Two elements of each weight with dimensions or buffer, by type."""
     marks: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         buffer = not isinstance(tensor, torch.nn.Parameter)
@@ -267,13 +281,4 @@ def _marks(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
             start = tensor.storage_offset()
             two = tensor.detach().as_strided((2,), (middle,), start)
             marks.setdefault(tensor.dtype, []).append(two)
-    return list(marks.values())
-
-
-def _read(marks: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """What stands in the views, as whole numbers: NaN equals itself in them."""
-    return [torch.cat(views).view(torch.uint8) for views in marks]
-
-
-def _equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    return all(map(torch.equal, left, right))
+    return list(map(_Marks, marks.values()))
