@@ -142,7 +142,7 @@ class _Packing(Relaying):
         transposed = op.target is TRANSPOSED
         x, weight, bias = (*op.args, None)[:3]
         meta: Meta = program.metas[op.name]
-        numbers = _numbers(op)
+        numbers = numbers_of(op)
         shape = list(program.metas[x.name].shape)
         names = ["padding", "stride", "dilation", "groups"]
         if transposed:
@@ -179,7 +179,7 @@ class _Packing(Relaying):
             return kernel, offset
         scale, shift = constants[each.scale].flatten(), constants[each.shift].flatten()
         if each.op.target is TRANSPOSED:
-            groups = _numbers(each.op)["groups"]
+            groups = numbers_of(each.op)["groups"]
             by = scale.view(groups, 1, -1, 1, 1)
             parts = kernel.view(groups, -1, *kernel.shape[1:])
             kernel = (parts * by).view(kernel.shape)
@@ -188,7 +188,7 @@ class _Packing(Relaying):
         return kernel, shift if offset is None else offset * scale + shift
 
 
-def _numbers(op: Op) -> dict[str, Any]:
+def numbers_of(op: Op) -> dict[str, Any]:
     """The numbers of a convolution by name, of two dimensions each but `groups`."""
     given: list[Any] = list(op.args[3:])
     if op.target is TRANSPOSED:
@@ -199,9 +199,9 @@ def _numbers(op: Op) -> dict[str, Any]:
         names = ["stride", "padding", "dilation", "groups"]
     found: dict[str, Any] = {"stride": 1, "padding": 0, "output_padding": 0}
     found |= {"groups": 1, "dilation": 1} | dict(zip(names, given, strict=False))
-    return {k: v if k == "groups" else _both(v) for k, v in found.items() if k}
+    return {k: v if k == "groups" else both(v) for k, v in found.items() if k}
 
 
-def _both(value: int | list[int]) -> list[int]:
+def both(value: int | list[int]) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
     return values * 2 if len(values) == 1 else values

@@ -13,6 +13,7 @@ from memplan.compiling.convolutions import packed
 from memplan.compiling.fused import converted, fused
 from memplan.compiling.layouts import straightened
 from memplan.compiling.passes import Flat, copied, expanded, folded, unrolled
+from memplan.compiling.scratch import with_less_scratch
 from memplan.compiling.serve import ways_of
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
@@ -32,12 +33,13 @@ from memplan.solving.solve import solve
 class Schedule:
     """What runs, in which order, and where its results lie.
 
-    flat: the program after all passes. order: what is known of the
-    order. plan: the arena, a buffer for each storage and for each request of an
-    operator. layout: where in it the results lie; torch allocates outputs that
-    the arena does not hold. packed: bytes of weights that are kept in their kernels'
-    layout as well. lent: how many buffers lie in a result's memory until it is written.
-    busiest: the operator at which the most bytes of the arena are live.
+    flat: the program after all passes. order: what is known of the order. plan: the
+    arena, a buffer for each storage and for each request of an operator. layout: where
+    in it the results lie; torch allocates outputs that the arena does not hold. packed:
+    bytes of weights that are kept in their kernels' layout as well. relieved: whether
+    convolutions run with less scratch. lent: how many buffers lie in a result's memory
+    until it is written. busiest: the operator at which the most bytes of the arena are
+    live.
     """
 
     flat: Flat
@@ -45,6 +47,7 @@ class Schedule:
     plan: Plan
     layout: Layout
     packed: int = 0
+    relieved: bool = False
     lent: int = 0
     busiest: Step | None = None
 
@@ -78,8 +81,9 @@ class Choices:
     """How a program is scheduled.
 
     kernels: what convolutions may run as, see FuseOptions, their weights kept in the
-    kernels' layout, too; without any, as torch has them. effort: of the search for an
-    order, the best of which is taken. most: bytes that packed weights, and constants
+    kernels' layout, too; without any, as torch has them; LESS_SCRATCH alone, those
+    at the peak with less scratch, if that can be. effort: of the search for an order,
+    the best of which is taken. most: bytes that packed weights, and constants
     that are computed once, may take; None for any. folds: bytes of these constants
     where no weights are packed. holds_outputs: whether they lie in the arena.
     """
@@ -103,7 +107,7 @@ def flattened(
     """The program after all passes, and the bytes of packed weights; arguments as of
     `scheduled`. Where weights are packed, all that is constant is computed once: they
     may be among it."""
-    if choices.kernels:
+    if choices.kernels and choices.kernels != (LESS_SCRATCH,):
         flat, nbytes = _passed(program, constants, inputs, choices.kernels, math.inf)
         if nbytes or flat.folded <= choices.folds:
             return flat, nbytes
@@ -131,6 +135,9 @@ def _passed(
     return flat, nbytes
 
 
+LESS_SCRATCH = "less scratch"  # for `Choices.kernels`, alone
+
+
 def scheduled(
     program: Program,
     constants: Mapping[str, Tensor],
@@ -149,6 +156,11 @@ def scheduled(
     if most is not None and nbytes and nbytes + flat.folded > most:
         raise PackedTooMuchError
     ways = ways_of(flat.program, flat.constants, inputs)
+    relieved = False
+    if choices.kernels == (LESS_SCRATCH,):
+        less = with_less_scratch(flat, ways.asked, Inference())
+        if relieved := less is not flat:
+            flat, ways = less, ways_of(less.program, less.constants, inputs)
     if choices.holds_outputs:
         program, copies = copied(flat.program, ways.served.keys(), Inference())
         flat = replace(flat, program=program)
@@ -176,4 +188,4 @@ def scheduled(
     layout = Layout(offsets, found.over, ways.served, asked, found.host, hosted)
     ops = flat.program.ops
     busiest = ops[found.busiest()] if ops else None
-    return Schedule(flat, order, plan, layout, nbytes, len(lent), busiest)
+    return Schedule(flat, order, plan, layout, nbytes, relieved, len(lent), busiest)
