@@ -62,7 +62,7 @@ SIZES = st.integers(1, 3)
 
 @given(
     st.tuples(*[SIZES] * 8), st.integers(1, 2), st.sampled_from([1, 2, 4]),
-    st.booleans(), st.integers(9, 70), st.sampled_from([1 << 10, 1 << 14, 1 << 18, 1 << 24]),
+    st.booleans(), st.integers(9, 70), st.sampled_from([1 << 10, 1 << 14, 1 << 24]),
 )  # fmt: skip
 @settings(max_examples=20, deadline=None)
 def test_convolutions(
