@@ -353,3 +353,28 @@ def test_random_networks(steps: list[tuple[str, str, int]], images: int) -> None
 @settings(max_examples=300, deadline=None)
 def test_many_random_networks(steps: list[tuple[str, str, int]], images: int) -> None:
     check_made(steps, images)
+
+
+class Patches(nn.Module):
+    """Attention between patches of an image, by heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+
+    def forward(self, x: Any) -> Any:
+        heads = self.patches(x).flatten(2).reshape(1, 4, 4, -1).mT
+        scores = (heads @ heads.mT) * 0.5
+        return scores.softmax(-1) @ heads
+
+
+def test_scores_of_attention_are_no_images() -> None:
+    """They stay as products lay them out, and are overwritten."""
+    torch.manual_seed(0)
+    model, x = Patches().eval(), torch.randn(1, 3, 64, 64)
+    plain, packed = (
+        memplan.compile(model, x, options=memplan.CompileOptions(1e6, pack)).memplan
+        for pack in (False, True)
+    )
+    assert packed.kernels == 1
+    assert packed.arena <= plain.arena
