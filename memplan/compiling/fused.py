@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -199,7 +200,7 @@ class _Fusing(Relaying):
     def fused(self) -> tuple[Flat, int]:
         packs, order = self._packs, {name: i for i, name in enumerate(self._ops)}
         for node in packs.nodes:
-            if isinstance(node, FusedConv | StackNode) and packs.native(node):
+            if self._is_kernel(node):
                 self.values[node.value] = self._kernel(node)
             elif isinstance(node, Concat) and node.value in self._places:
                 self.values[node.value] = self._assembled(node)
@@ -224,6 +225,18 @@ class _Fusing(Relaying):
             for value, each in arenas.place(packs.nodes, shapes, writes, apart).items()
             if value not in made or each.buffer != value
         }
+
+    def _is_kernel(self, node: Node) -> TypeGuard[FusedConv | StackNode]:
+        """Whether a kernel runs it. A copy for one operator alone, as of attention's
+        scores, which are no images, would cost more than its kernel saves."""
+        if not isinstance(node, FusedConv | StackNode) or not self._packs.native(node):
+            return False
+        if isinstance(node, FusedConv) or len(node.names()) > 1:
+            return True
+        target = Fused(node, self._packs, self._layout)
+        metas = [self.to.meta(self.values[name]) for name in target.names]
+        in_place = node.value in self._places
+        return in_place or all(target.takes(*each) for each in enumerate(metas))
 
     def _kernel(self, node: FusedConv | StackNode) -> Ref:
         into = node.value in self._places

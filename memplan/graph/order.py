@@ -28,6 +28,7 @@ from memplan.graph.workspace import temporaries
 
 WIDTHS = (8, 64, 512, 4096)  # sets kept of each number of operators, by turns
 EFFORT = 400_000  # operators tried in one search, at most, in all its limits
+MANY = 1000  # operators of a program; one with more gets more effort
 
 
 Need = tuple[int, int]
@@ -122,8 +123,9 @@ class Order:
 def least_peak(tasks: Tasks, effort: int = EFFORT) -> Order:
     """The order with the lowest peak that the search finds; never above the given one.
 
-    effort: operators that it tries, of all sets and limits together. A search that this
-    process made lately is not made again: kernels change few programs.
+    It starts from the given order and a greedy one. effort: operators that it tries, of
+    all sets and limits together, for up to 1,000 operators; more for more. A search
+    that this process made lately is not made again: kernels change few programs.
     """
     return _searched(_Asked(tasks.key(), tasks), effort)
 
@@ -136,10 +138,12 @@ class _Asked:
 
 @functools.lru_cache(maxsize=64)
 def _searched(asked: _Asked, effort: int) -> Order:
-    tasks = asked.tasks
-    best = list(range(len(tasks.before)))
-    peak, bound = tasks.peak(best), lower_bound(tasks)
-    proof, least, work = "search", bound, _Work(effort)
+    tasks, bound = asked.tasks, lower_bound(asked.tasks)
+    given = list(range(len(tasks.before)))
+    best = min(given, _greedy(tasks, bound), key=tasks.peak)
+    peak = tasks.peak(best)
+    work = _Work(effort * max(MANY, len(given)) // MANY)
+    proof, least = "search", bound
     for width in WIDTHS:
         low = bound  # limits below are known, or taken, to be too low
         limit = low
@@ -158,6 +162,27 @@ def _searched(asked: _Asked, effort: int) -> Order:
     if peak == least:
         proof = "bound"
     return Order(best, peak, bound, proof if bound == peak else "")
+
+
+def _greedy(tasks: Tasks, bound: int) -> list[int]:
+    """Next is the operator that leaves the fewest bytes live, of those within the peak
+    so far; else the one that raises it least."""
+    search = _Search(tasks, bound, 0, _Work(0))
+    ready = search.first()
+    order: list[int] = []
+    done = level = 0
+    peak = bound
+    while ready:
+        costs = (
+            (max(peak, level + up), change, each)
+            for each, (up, change) in ready.items()
+        )
+        peak, _, task = min(costs)
+        level += ready.pop(task)[1]
+        done |= 1 << task
+        order.append(task)
+        search.renew(ready, done, task)
+    return order
 
 
 @dataclass
@@ -207,10 +232,8 @@ class _Search:
         Without one, the least limit that would have allowed another set; None if sets
         were given up.
         """
-        tasks, limit, work = self._tasks, self._limit, self._work
-        first = [i for i, before in enumerate(tasks.before) if not before]
-        ready = {each: tasks.needs(0, each) for each in first}
-        if (end := self._enter(_Set(0, 0, ready, [], None))) is not None:
+        limit, work = self._limit, self._work
+        if (end := self._enter(_Set(0, 0, self.first(), [], None))) is not None:
             return end.order(), self._above
         given_up = False
         while self._layers:
@@ -227,6 +250,11 @@ class _Search:
                             return end.order(), self._above
         return None, None if given_up else self._above
 
+    def first(self) -> dict[int, Need]:
+        """What is ready before any operator, and what it needs."""
+        ready = (i for i, before in enumerate(self._tasks.before) if not before)
+        return {each: self._tasks.needs(0, each) for each in ready}
+
     def _enter(self, earlier: _Set, task: int | None = None) -> _Set | None:
         """Keep the state after a task, and after all that is right to run at once then;
         return it if it is the last."""
@@ -237,7 +265,7 @@ class _Search:
                 level += ready.pop(task)[1]
                 done |= 1 << task
                 ran.append(task)
-                self._renew(ready, done, task)
+                self.renew(ready, done, task)
             spare, only, task = self._limit - level, len(ready) == 1, None
             for each, (up, change) in ready.items():
                 if up <= spare and (change <= 0 or only):
@@ -256,7 +284,7 @@ class _Search:
         layer.setdefault(done, state)
         return None
 
-    def _renew(self, ready: dict[int, Need], done: int, task: int) -> None:
+    def renew(self, ready: dict[int, Need], done: int, task: int) -> None:
         """What is ready after a task, and what that needs where it has changed."""
         tasks = self._tasks
         new = [each for each in self._after[task] if not tasks.before[each] & ~done]

@@ -1,9 +1,9 @@
-"""Models in one arena beside the model as it is, and torch.compile.
+"""Models in one arena beside the model as it is, and other runtimes.
 
 Activations are bytes by the allocator's events beyond parameters and inputs, with the
 arena; requests are calls of the allocator. Batch 1 and random weights. The transformers
 have one block of the model's size (models/published.py, which needs transformers and
-diffusers).
+diffusers). What other runtimes than PyTorch need is counted as planned.py says.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from models import published, unet, vision
 
+from bench import planned
 from bench.runner import Contender, Figures, Metric, Suite, or_error, timed
 from memplan.compiling.bench import CompileOptions, requests
 from memplan.compiling.compile import compile as compiled
@@ -57,6 +58,8 @@ def contenders(
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     model, inputs = build()
+    # It compiles at its first call, but marks the model, which memplan's modules see.
+    by_inductor: Any = torch.compile(model)
 
     def measured(call: Callable[..., object], arena: int = 0) -> Figures:
         with torch.no_grad():
@@ -78,9 +81,9 @@ def contenders(
         if module.runner is not None:
             arena = module.memplan.arena
             found.append(Contender(title, partial(measured, module, arena)))
-    by_inductor: Any = torch.compile(model)  # at its first call
     peer = or_error(partial(measured, by_inductor))
-    return [*found, Contender("torch.compile", peer)]
+    others = planned.contenders(build, folder, args.threads)
+    return [*found, Contender("torch.compile", peer), *others]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 SUITE = Suite(
-    summary="Models in one arena beside eager ones and torch.compile.",
+    summary="Models in one arena beside eager ones and other runtimes.",
     cases=CASES,
     contenders=contenders,
     metrics=(
@@ -98,6 +101,6 @@ SUITE = Suite(
         Metric("seconds", "ms", 1e3, 1),
         Metric("cpu_seconds", "CPU ms", 1e3, 1),
     ),
-    packages=("torch", "transformers", "diffusers"),
+    packages=("torch", "transformers", "diffusers", "onnxruntime", "executorch"),
     add_arguments=add_arguments,
 )

@@ -8,7 +8,6 @@ eager's leaves. `memplan:1` and `memplan:5` are the strategies of BrainSlug's Fi
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import importlib
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from models.vision import NAMES, build, input_shape
 
+from bench.planned import exported
 from bench.runner import BenchError, Contender, Figures, Metric, Suite, timed
 from bench.worker import Worker
 from memplan.fusing.summary import peak_bytes
@@ -93,15 +93,8 @@ def _openvino(model: Any, job: Job) -> Call:
 
 
 def _exported(model: Any, job: Job) -> Path:
-    """The network as an ONNX file, by torch's older exporter, which folds normalization
-    and needs fewest packages; by the newer where that fails."""
-    file = Path(job.folder, "network.onnx")
     example = (network_input(job.network, job.batch),)
-    with contextlib.suppress(torch.onnx.errors.OnnxExporterError, RuntimeError):
-        torch.onnx.export(model, example, str(file), dynamo=False)
-        return file
-    torch.onnx.export(model, example, str(file), dynamo=True)
-    return file
+    return exported(model, example, Path(job.folder))
 
 
 def _memplan(max_steps: int | None = None) -> Callable[[Any, Job], Call]:

@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
 from memplan.errors import InputError, NoPlanError, UsageError  # noqa: E402
+from memplan.graph.arenas import ARENAS  # noqa: E402
 from memplan.graph.measure import activation_peak  # noqa: E402
 from tests.chunking import models  # noqa: E402
 from tests.compiling.modules import SLOW, compiled  # noqa: E402
@@ -469,7 +470,8 @@ def test_results_nest_as_the_models_do() -> None:
     assert torch.equal(found["first"], kept)  # not in the arena
 
 
-def test_calls_at_the_same_time() -> None:
+@pytest.mark.parametrize("calls", [20, pytest.param(1000, marks=pytest.mark.soak)])
+def test_calls_at_the_same_time(calls: int) -> None:
     model, x = models.attention()
     module = compiled(model, x)
     inputs = [torch.randn_like(x) for _ in range(8)]
@@ -479,7 +481,7 @@ def test_calls_at_the_same_time() -> None:
 
     def run(i: int) -> None:
         with torch.no_grad():
-            for _ in range(20):
+            for _ in range(calls):
                 if not torch.equal(module(inputs[i]), expected[i]):
                     wrong.append(i)
 
@@ -489,6 +491,8 @@ def test_calls_at_the_same_time() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+    runner = module.runner
+    assert 0 < runner.arenas.bytes <= ARENAS * runner.schedule.bytes
 
 
 def test_threads_see_weights_that_changed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ SMALLEST = {
     "emitted": "--cases 300,20,9,9 --contenders conv2d",
     "budget": "--cases gpt2 --steps 8 --ways block:1",
     "fuse": "--cases stack:1 --batch 1 --contenders memplan",
+    "order": "--cases 'random 50'",
     "compile": "--cases squeezenet1_1 --contenders 'one arena'",
 }
-LONG = ("apply", "budget", "compile", "fuse")
+LONG = ("apply", "budget", "compile", "fuse", "order")
 # Whose programs or machines are not there: only that their cases are well formed.
 ELSEWHERE = ("gpu", "zigzag")
 
@@ -46,7 +48,7 @@ def test_a_suite_prints_a_table_and_keeps_its_records(
     from bench.runner import run_suite
 
     file = tmp_path / "runs.jsonl"
-    words = [*SMALLEST[name].split(), "--repeats", "1", "--warmups", "0"]
+    words = [*shlex.split(SMALLEST[name]), "--repeats", "1", "--warmups", "0"]
     suite = importlib.import_module(f"bench.{name}").SUITE
     assert run_suite(suite, [*words, "--json", str(file)]) == 0
     shown = capsys.readouterr().out
