@@ -310,7 +310,7 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
             continue
         if born in looped:
             if _leaves(land, root, looped, last):
-                taken = _output_bytes(land, region, dying, root, size)
+                taken = 0 if _reuses(land, region, dying, root) else size
                 base += taken
                 leaving += taken if born != last else 0
         elif born < first or born in before:
@@ -365,13 +365,11 @@ def _leaves(land: Landscape, root: str, looped: set[int], last: int) -> bool:
     return any(use not in looped for use in land.root_uses[root])
 
 
-Dying = list[tuple[str, Slice | None]]
-"""Values from outside a loop, and the slice that a member takes of each."""
-
-
-def _dying(land: Landscape, region: Candidate, positions: list[int]) -> Dying:
-    """The values from outside the loop whose storage dies in it."""
-    program, found = land.program, Dying()
+def _dying(
+    land: Landscape, region: Candidate, positions: list[int]
+) -> list[tuple[str, Slice | None]]:
+    """Values whose storage dies in the loop, and the slice that a member takes."""
+    program, found = land.program, list[tuple[str, Slice | None]]()
     for i in positions:
         op = program.ops[i]
         taken = [
@@ -391,16 +389,14 @@ def _dying(land: Landscape, region: Candidate, positions: list[int]) -> Dying:
     return found
 
 
-def _output_bytes(
-    land: Landscape, region: Candidate, dying: Dying, root: str, size: int
-) -> int:
-    """The bytes of a result's buffer; 0 if it can reuse a dying operand's memory."""
-    metas = land.program.metas
-    meta, piece = metas.get(root), region.slices.get(root)
-    if not isinstance(meta, Meta) or piece is None:
-        return size
-    reused = any(need == piece and metas[name] == meta for name, need in dying)
-    return 0 if reused else size
+def _reuses(
+    land: Landscape, region: Candidate, dying: list[tuple[str, Slice | None]], root: str
+) -> bool:
+    """Whether a result's buffer can lie in a dying operand's memory."""
+    metas, piece = land.program.metas, region.slices.get(root)
+    return piece is not None and any(
+        need == piece and metas[name] == metas.get(root) for name, need in dying
+    )
 
 
 def _body_peak(

@@ -268,14 +268,14 @@ class Descent(Generic[Made]):
     def _found(self, search: Search, room: int, known: Trial | None) -> list[Trial]:
         """Trials within `room` bytes; after Ctrl-C, those found so far.
 
-        known: where the search goes on if it finds none from the start.
+        known: where the search goes on if the way from the start ends.
         """
         if search.start.peak <= room:
             return [search.start]
         if self.interrupted:
             return []
         try:
-            return search.run(room) or (search.run(room, known) if known else [])
+            return search.run(room, known)
         except KeyboardInterrupt:
             self.interrupted = True
             done = [trial for trial in search.done if trial.peak <= room]

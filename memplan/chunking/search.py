@@ -38,6 +38,8 @@ from memplan.graph.liveness import Beside, Profile, profile
 from memplan.graph.program import Loop, Op, Program, Ref, mapped
 from memplan.graph.workspace import temporaries
 
+RETURNS = 4  # to a trial that was left, where all others lead nowhere
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -108,15 +110,22 @@ class Search:
         """Trials whose peak is at most `budget` bytes, the fastest (estimated) first.
 
         Empty if there are none; `best` is then the closest. Ends at the time limit.
-        known: where to go on from, instead of the start.
+        known: a trial to go on from if the way from the start ends.
         """
         stop = time.monotonic() + self._effort.seconds
-        start = known or self.start
-        fits = start.peak <= budget
-        self.done = done = [start] if fits else []
-        beam = [] if fits else [start]
+        given = [self.start, *([known] if known else [])]
+        self.done = done = [each for each in given if each.peak <= budget]
+        others = [each for each in given if each.peak > budget]  # not gone on from
+        beam, others = others[:1], others[1:]
         seen: set[frozenset[str]] = set()
-        while beam and time.monotonic() < stop:
+        returns = 0
+        while time.monotonic() < stop:
+            if not beam:
+                if done or not others or returns == RETURNS:
+                    break
+                returns += 1
+                others.sort(key=lambda each: (each.excess(budget), each.peak))
+                beam, others = others[:1], others[1:]
             found: dict[frozenset[str], Trial] = {}
             for trial in beam:
                 for each in self._onward(trial, budget, stop):
@@ -129,8 +138,9 @@ class Search:
                             found[mark] = each
             if len(done) >= self._effort.wanted:
                 break
-            beam = sorted(found.values(), key=lambda each: self._key(each, budget))
-            beam = beam[: self._effort.width]
+            ranked = sorted(found.values(), key=lambda each: self._key(each, budget))
+            width = self._effort.width
+            beam, others = ranked[:width], [*others, *ranked[width:]]
             if beam:
                 self.best = min([self.best, *beam], key=lambda each: each.peak)
                 self._progress(
