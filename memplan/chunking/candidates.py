@@ -60,13 +60,21 @@ class Landscape:
     ) -> None:
         """errors: counts the slices for which a rule failed, by operator and error.
         beside: bytes that operators need of their own."""
-        self.program, self._errors, self.beside = program, errors, beside
+        self.program, self._errors = program, errors
         self.profile: Profile = profile(program, beside=beside)
         self.last, self.owned = lifetimes(program)
         self.maker = {
             name: i for i, step in enumerate(program.ops) for name in results(step)
         }
         self.made = [owners(program, step) for step in program.ops]
+        self.extra = [
+            beside(program, step) if isinstance(step, Op) else 0 for step in program.ops
+        ]
+        self.products = {
+            i: multiplications(program, step)
+            for i, step in enumerate(program.ops)
+            if isinstance(step, Op) and is_product(step)
+        }
         self.given = set(refs(program.outputs))
         self.takes = [step.operands() for step in program.ops]
         self.users: dict[str, list[int]] = {}
@@ -80,7 +88,7 @@ class Landscape:
                     uses = self.root_uses.setdefault(root, [])
                     if not uses or uses[-1] != i:
                         uses.append(i)
-        self._flows: dict[tuple[str, Slice], Flow | None] = {}
+        self._flows: dict[tuple[object, ...], Flow | None] = {}
 
     def made_by(self, position: int) -> list[str]:
         """Names of the results of the step at a position."""
@@ -88,7 +96,8 @@ class Landscape:
 
     def flow(self, op: Op, piece: Slice) -> Flow | None:
         """The operator's flow for a slice of its result, cached."""
-        key = op.name, piece
+        dim, ratio, *halo = piece
+        key = (op.name, dim, ratio.numerator, ratio.denominator, *halo)  # hashed fast
         if key not in self._flows:
             self._flows[key] = self._checked(op, piece)
         return self._flows[key]
@@ -133,7 +142,7 @@ def sweep(
     The sweep follows slices backwards (the paper's backward search, §3.3) to the
     position `first`. Each operator that can be sliced begins a candidate. Operators
     that cannot, or whose users need different slices, run whole before the loop.
-    copies: whether cheap operators that are needed both ways run twice.
+    copies: only regions in which cheap operators that are needed both ways run twice.
     """
     ops = land.program.ops
     end = ops[last]
@@ -174,7 +183,7 @@ def sweep(
                 behind.whole = True
             elif need not in behind.slices:
                 behind.slices.append(need)
-        if land.made[i]:
+        if land.made[i] and (copied or not copies):
             yield Candidate(
                 i,
                 last,
@@ -293,6 +302,7 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
     positions = sorted(land.maker[name] for name in region.slices)
     before, members = region.hoisted, set(positions)
     base = leaving = 0
+    dying = _dying(land, region, positions)
     for root, size in land.owned.items():
         uses = land.root_uses[root]
         born = uses[0]
@@ -300,7 +310,7 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
             continue
         if born in looped:
             if _leaves(land, root, looped, last):
-                taken = _output_bytes(land, region, root, size)
+                taken = 0 if _reuses(land, region, dying, root) else size
                 base += taken
                 leaving += taken if born != last else 0
         elif born < first or born in before:
@@ -334,7 +344,7 @@ def _dear(land: Landscape, region: Candidate, positions: list[int]) -> int:
     total = CALL * len(positions)
     for i in positions:
         op = land.program.ops[i]
-        if not isinstance(op, Op) or not is_product(op):
+        if i not in land.products or not isinstance(op, Op):
             continue
         found = land.flow(op, region.slices[op.name])
         if found is None:
@@ -344,8 +354,7 @@ def _dear(land: Landscape, region: Candidate, positions: list[int]) -> int:
             if need is None and isinstance(meta, Meta):
                 total += meta.bytes
         if share := _halo(land, region, i):
-            halos = TURNS * share * multiplications(land.program, op)
-            total += int(PRODUCT * halos)
+            total += int(PRODUCT * TURNS * share * land.products[i])
     return total
 
 
@@ -356,31 +365,38 @@ def _leaves(land: Landscape, root: str, looped: set[int], last: int) -> bool:
     return any(use not in looped for use in land.root_uses[root])
 
 
-def _output_bytes(land: Landscape, region: Candidate, root: str, size: int) -> int:
-    """The bytes of a result's buffer; 0 if it can reuse a dying operand's memory."""
-    program = land.program
-    meta, piece = program.metas.get(root), region.slices.get(root)
-    if not isinstance(meta, Meta) or piece is None:
-        return size
-    for name in region.slices:
-        i = land.maker[name]
+def _dying(
+    land: Landscape, region: Candidate, positions: list[int]
+) -> list[tuple[str, Slice | None]]:
+    """Values whose storage dies in the loop, and the slice that a member takes."""
+    program, found = land.program, list[tuple[str, Slice | None]]()
+    for i in positions:
         op = program.ops[i]
-        found = land.flow(op, region.slices[name]) if isinstance(op, Op) else None
-        if found is None:
+        taken = [
+            (place, name)
+            for place, name in enumerate(land.takes[i])
+            if name not in region.slices
+            and isinstance(root := program.roots[name], str)
+            and root in land.owned
+            and land.last[root] <= region.last
+            and land.root_uses[root][0] < i
+        ]
+        if not taken or not isinstance(op, Op):
             continue
-        for operand, need in zip(land.takes[i], found.needs, strict=True):
-            source = program.roots[operand]
-            if (
-                operand not in region.slices
-                and need == piece
-                and program.metas[operand] == meta
-                and isinstance(source, str)
-                and source in land.owned
-                and land.last[source] <= region.last
-                and land.root_uses[source][0] < i
-            ):
-                return 0
-    return size
+        flow = land.flow(op, region.slices[op.name])
+        if flow is not None:
+            found += [(name, flow.needs[place]) for place, name in taken]
+    return found
+
+
+def _reuses(
+    land: Landscape, region: Candidate, dying: list[tuple[str, Slice | None]], root: str
+) -> bool:
+    """Whether a result's buffer can lie in a dying operand's memory."""
+    metas, piece = land.program.metas, region.slices.get(root)
+    return piece is not None and any(
+        need == piece and metas[name] == metas.get(root) for name, need in dying
+    )
 
 
 def _body_peak(
@@ -388,27 +404,25 @@ def _body_peak(
 ) -> tuple[int, int]:
     """The peak of the members' own storages, including those of copied members; and
     what their halos add to it in each iteration."""
-    program = land.program
     inside = set(positions)
     dies: dict[int, int] = {}
     now = peak = halos = 0
     for i in positions:
         share = _halo(land, region, i)
         for root in land.made[i]:
-            uses = [use for use in land.root_uses[root] if use in inside]
-            dies[uses[-1]] = dies.get(uses[-1], 0) + land.owned[root]
+            end = next(use for use in reversed(land.root_uses[root]) if use in inside)
+            dies[end] = dies.get(end, 0) + land.owned[root]
             now += land.owned[root]
-        op = program.ops[i]
-        extra = land.beside(program, op) if isinstance(op, Op) else 0
-        peak, halos = max(peak, now + extra), max(halos, int(share * (now + extra)))
+        live = now + land.extra[i]
+        peak, halos = max(peak, live), max(halos, int(share * live))
         now -= dies.pop(i, 0)
     return peak, halos
 
 
 def _halo(land: Landscape, region: Candidate, position: int) -> float:
     """An iteration's halo of an operator's result, as a share of all of it."""
-    piece = region.slices[land.made_by(position)[0]]
-    meta = land.program.metas[land.made_by(position)[0]]
+    name = land.program.ops[position].name
+    piece, meta = region.slices[name], land.program.metas[name]
     if not piece.before + piece.after or not isinstance(meta, Meta):
         return 0.0
     return (piece.before + piece.after) / int(meta.shape[piece.dim])

@@ -30,7 +30,7 @@ from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Exports, export_parts
-from memplan.graph.liveness import profile
+from memplan.graph.liveness import profile, results_bytes
 from memplan.graph.standin import StandIn
 from memplan.units import format_bytes
 
@@ -167,7 +167,11 @@ class _Chunking:
         nearest = nearest or self._bench.unchanged(limit, "no plan found")
         bench = self._bench
         errors = bench.internal_errors
-        return too_large(nearest, limit, self._before, bench.rejections, errors)
+        whole = [each.program for each in self._exports.targets if not each.path]
+        results = sum(map(results_bytes, whole))
+        return too_large(
+            nearest, limit, self._before, bench.rejections, errors, results
+        )
 
     def _reuse(self, plan: str | os.PathLike[str] | ChunkPlan) -> Chunked:
         """The module of a stored plan, checked and measured like a new one."""

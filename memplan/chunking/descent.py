@@ -18,6 +18,7 @@ from memplan.graph.program import Program
 
 BUILT = 3  # modules that are built for a goal, not only estimated
 STEPS_DOWN = 24  # at most, of the search for the least budget
+MISSES = 2  # failed budgets, each half of the one before, before bisection
 NEAR = 0.95  # that search ends when the highest failed budget is this near the best
 ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
@@ -57,9 +58,11 @@ class Bench(Protocol[Made]):
 
 @dataclass
 class Tried:
-    """What a search begins with, the largest room in which it found nothing, and what
-    came nearest then; for how many goals of a budget what it found needed more than
-    estimated."""
+    """What a search begins with, and the trial with the lowest peak that it ever found.
+
+    Of the present budget: the largest room in which it found nothing, and for how many
+    goals what it found needed more than estimated.
+    """
 
     base: Base
     failed: int = 0
@@ -124,14 +127,16 @@ class Descent(Generic[Made]):
         """The module with the lowest peak, and whether it is fast enough; None if none
         needs less than the model.
 
-        By bisection between the best budget found and the highest that failed. A module
-        that is too slow counts only if all are.
+        Halves the budget until MISSES in a row fail, then bisects between the best
+        budget found and the highest below it that failed. A search may fail where a
+        lower budget succeeds, so one failure ends nothing. A module that is too slow
+        counts only if all are.
         """
         peak = self._bench.peak
         best: Made | None = None
         slow: Made | None = None
-        before = self._bench.before
-        low, high, limit = 0, before, before // 2
+        high, failed, missed = self._bench.before, [0], 0
+        limit = high // 2
         for _ in range(STEPS_DOWN):
             try:
                 found = self.within(limit)
@@ -144,14 +149,19 @@ class Descent(Generic[Made]):
             lower = [each for each in found if peak(each) < high]
             module, fast = self.fastest(lower) if lower else (None, True)
             if module is None or peak(module) > limit or not fast:
-                low = limit
+                failed.append(limit)
+                missed += 1
             if module is not None and fast:
                 best, high = module, peak(module)
             elif module is not None:
                 slow = module
-            if self.interrupted or low > NEAR * high or time.monotonic() > self._stop:
+            low = max(each for each in failed if each < high)
+            down = missed < MISSES
+            if self.interrupted or time.monotonic() > self._stop:
                 break
-            limit = (low + high) // 2 if low else int(0.85 * high)
+            if not limit or (not down and low > NEAR * high):
+                break
+            limit = min(limit, high) // 2 if down else (low + high) // 2
         return (slow, False) if best is None else (best, True)
 
     def within(self, limit: int) -> list[Made]:
@@ -164,7 +174,7 @@ class Descent(Generic[Made]):
         self.nearest, self._known = None, {}
         for tries in self._tries.values():
             for tried in tries.known:
-                tried.short = 0
+                tried.short = tried.failed = 0
         rounds = 0
         while rounds < ROUNDS:
             good, short = self._built_for(goal, limit)
@@ -245,22 +255,27 @@ class Descent(Generic[Made]):
             if room <= tried.failed:
                 continue
             search = self._search(tried.base)
-            if found := self._found(search, room):
+            found = self._found(search, room, tried.best)
+            seen = [search.best, *found, *([tried.best] if tried.best else [])]
+            tried.best = min(seen, key=lambda trial: trial.peak)
+            if found:
                 self._used.append(tried)
-                tried.best = found[0]
                 return found
-            tried.failed, tried.best = room, search.best
+            tried.failed = room
         nearest = [each.best for each in tries.known if each.best]
         return [min(nearest, key=lambda trial: trial.peak)]
 
-    def _found(self, search: Search, room: int) -> list[Trial]:
-        """Trials within `room` bytes; after Ctrl-C, those found so far."""
+    def _found(self, search: Search, room: int, known: Trial | None) -> list[Trial]:
+        """Trials within `room` bytes; after Ctrl-C, those found so far.
+
+        known: where the search goes on if the way from the start ends.
+        """
         if search.start.peak <= room:
             return [search.start]
         if self.interrupted:
             return []
         try:
-            return search.run(room)
+            return search.run(room, known)
         except KeyboardInterrupt:
             self.interrupted = True
             done = [trial for trial in search.done if trial.peak <= room]

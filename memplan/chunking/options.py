@@ -147,12 +147,13 @@ def too_large(
     before: int,
     rejections: list[str],
     errors: Mapping[str, int],
+    results: int = 0,
 ) -> BudgetError:
     """The error if no plan fits `limit` bytes.
 
     nearest: the module that needs least. before: bytes of the unchanged model.
     rejections: why modules were rejected that might have fitted. errors: how many
-    regions each internal error dropped.
+    regions each internal error dropped. results: bytes of what the model returns.
     """
     plan = nearest.memplan
     floor, line = plan.measured_bytes_after, plan.peak_after.get("line", "")
@@ -168,6 +169,8 @@ def too_large(
         where += (
             f" (internal errors dropped {count} regions, as in {most}; report them)"
         )
+    if results > limit:
+        where += f" (the results alone take {format_bytes(results)})"
     if floor >= before:
         found = f"no plan needs less than the {format_bytes(before)} of the model"
         floor = before

@@ -38,6 +38,8 @@ from memplan.graph.liveness import Beside, Profile, profile
 from memplan.graph.program import Loop, Op, Program, Ref, mapped
 from memplan.graph.workspace import temporaries
 
+RETURNS = 4  # to a trial that was left, where all others lead nowhere
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -104,37 +106,49 @@ class Search:
         self.best = self.start  # the lowest peak seen
         self.done: list[Trial] = []  # those within the last budget, as they are found
 
-    def run(self, budget: int) -> list[Trial]:
+    def run(self, budget: int, known: Trial | None = None) -> list[Trial]:
         """Trials whose peak is at most `budget` bytes, the fastest (estimated) first.
 
         Empty if there are none; `best` is then the closest. Ends at the time limit.
+        known: a trial to go on from if the way from the start ends.
         """
         stop = time.monotonic() + self._effort.seconds
-        beam = [self.start]
-        self.done = done = []
+        given = [self.start, *([known] if known else [])]
+        self.done = done = [each for each in given if each.peak <= budget]
+        others = [each for each in given if each.peak > budget]  # not gone on from
+        beam, others = others[:1], others[1:]
         seen: set[frozenset[str]] = set()
-        while beam and time.monotonic() < stop:
+        returns = 0
+        while time.monotonic() < stop:
+            if not beam:
+                if done or not others or returns == RETURNS:
+                    break
+                returns += 1
+                others.sort(key=lambda each: (each.excess(budget), each.peak))
+                beam, others = others[:1], others[1:]
             found: dict[frozenset[str], Trial] = {}
             for trial in beam:
-                if trial.peak <= budget:
-                    done.append(trial)
-                    continue
                 for each in self._onward(trial, budget, stop):
                     mark = frozenset(map(_mark, each.regions))
                     if mark not in seen:
                         seen.add(mark)
-                        found[mark] = each
+                        if each.peak <= budget:
+                            done.append(each)
+                        else:
+                            found[mark] = each
             if len(done) >= self._effort.wanted:
                 break
-            beam = sorted(found.values(), key=lambda each: self._key(each, budget))
-            beam = beam[: self._effort.width]
+            ranked = sorted(found.values(), key=lambda each: self._key(each, budget))
+            width = self._effort.width
+            beam, others = ranked[:width], [*others, *ranked[width:]]
             if beam:
                 self.best = min([self.best, *beam], key=lambda each: each.peak)
                 self._progress(
                     f"{len(beam[0].regions)} regions, "
                     f"peak {beam[0].peak / 2**20:.1f} MiB"
                 )
-        finished = [self._coarser(trial, budget) for trial in done]
+        best = sorted(done, key=lambda trial: trial.seconds)[: self._effort.wanted]
+        finished = [self._coarser(trial, budget) for trial in best]
         return sorted(finished, key=lambda trial: trial.seconds)
 
     def _key(self, trial: Trial, budget: int) -> float:
@@ -151,9 +165,30 @@ class Search:
             if time.monotonic() > stop:
                 break
             for made in self._made_both_ways(trial, regions):
-                if made.better_than(trial, budget):
-                    found.append(self._repeated(made, budget))
+                fitted = self._finer(trial, made, budget)
+                if fitted.better_than(trial, budget):
+                    found.append(self._repeated(fitted, budget))
         return sorted(found, key=lambda each: self._key(each, budget))[:4]
+
+    def _finer(self, trial: Trial, found: Trial, budget: int) -> Trial:
+        """`found`, made of `trial`, with more chunks of its last region, as far as the
+        budget needs them and they lower what its loop needs."""
+        best = found
+        while True:
+            region, name = best.regions[-1], loop_name(best.regions[-1])
+            steps = zip(best.program.ops, best.profile.live, strict=True)
+            live, loop = next((live, loop) for loop, live in steps if loop.name == name)
+            assert isinstance(loop, Loop)
+            own = profile(loop.body, beside=self._costs.beside).peak
+            if live <= budget or live - own >= budget:
+                return best
+            for smaller in finer(region, (budget - live + own) / max(1, own)):
+                made = self._made(trial, (*best.regions[:-1], smaller))
+                if made is not None and made.excess(budget) < best.excess(budget):
+                    best = made
+                    break
+            else:
+                return best
 
     def _made_both_ways(
         self, trial: Trial, regions: tuple[Region, ...]
@@ -298,19 +333,17 @@ PROMISING = 4  # further regions that are extended
 def around(land: Landscape, peak: int, budget: int, effort: Effort) -> list[Region]:
     """The most promising regions around an operator, each with a step."""
     program = land.program
-    weighed: dict[object, tuple[Candidate, Weight]] = {}
+    weighed: list[tuple[Candidate, Weight]] = []
     wanted, reach = program.ops[peak].name, effort.reach
     for last, dim in ends(land, peak, reach):
         for copies in (False, True):
             for each in sweep(land, last, dim, max(0, peak - reach), copies):
                 if wanted in each.slices and each.first <= peak:
-                    key = (tuple(each.slices.items()), each.copied)
-                    if key not in weighed:
-                        weighed[key] = each, weigh(land, each, budget)
-    chosen = _varied(list(weighed.values()), budget, effort.built)
+                    weighed.append((each, weigh(land, each, budget)))
+    chosen = _varied(weighed, budget, effort.built)
     wider = (extended(land, each, weight, budget) for each, weight in chosen)
     chosen += [pair for pair in wider if pair is not None]
-    promising = _promising(list(weighed.values()), chosen, budget)
+    promising = _promising(weighed, chosen, budget)
     wider = (extended(land, each, weight, budget) for each, weight in promising)
     chosen += [pair for pair in wider if pair is not None]
     sized = (_sized(each, weight, budget, effort) for each, weight in chosen)

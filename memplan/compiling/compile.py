@@ -30,6 +30,7 @@ from memplan.errors import NoPlanError
 from memplan.graph.call import Inputs
 from memplan.graph.capture import Exports, export_parts
 from memplan.graph.clock import timed
+from memplan.graph.liveness import results_bytes
 from memplan.graph.measure import activation_peak
 from memplan.graph.program import Program
 from memplan.units import budget_of, format_bytes
@@ -260,6 +261,12 @@ class _Compiling:
             return found
         if exports.left_alone:
             raise _too_large(found, limit, self._bench.internal_errors)
+        if (floor := results_bytes(self._bench.target.program)) > limit:
+            raise NoPlanError(
+                f"the model's results alone take {budget_of(floor)}, above the budget "
+                f"of {format_bytes(int(limit))}",
+                floor,
+            )
         return self._in_chunks(exports, found, limit)
 
     def _in_chunks(self, exports: Exports, found: Compiled, limit: float) -> Compiled:
@@ -344,6 +351,9 @@ def _too_large(nearest: Compiled, limit: float, errors: Counter[str]) -> NoPlanE
     if nearest.runner is None:
         found = "no plan was accepted that needs less than the model itself,"
         reasons.append(f"without loops, {plan.reason}")
+    elif plan.peak_operator:
+        at = f" at {plan.peak_line}" if plan.peak_line else ""
+        reasons.append(f"{plan.peak_operator}{at} needs most")
     if errors:
         most = errors.most_common(1)[0][0]
         reasons.append(f"{errors.total()} plans were dropped for errors, as in {most}")

@@ -149,6 +149,9 @@ class _Expansion:
     def _loop(self, program: Program, loop: Loop, ranges: Ranges) -> None:
         for output in loop.outputs:
             self._values[output.buffer] = self._buffer(program, output)
+        # Each iteration reads only what it writes there; the buffer as it then is lets
+        # it write at once, not after the last has read.
+        over = {each.into: each.buffer for each in loop.outputs if each.into}
         for start in range(0, loop.extent, loop.step):
             inner = {**ranges, loop.name: (start, min(start + loop.step, loop.extent))}
             for entry in loop.inputs:
@@ -157,7 +160,7 @@ class _Expansion:
                     _at(loop),
                     entry.inner,
                     aten.slice.Tensor,
-                    self._values[entry.outer],
+                    self._values[over.get(entry.outer, entry.outer)],
                     entry.dim,
                     low,
                     high,
@@ -332,7 +335,7 @@ def _matmul(to: Builder, op: Op) -> Ref | None:
     a, b = to.meta(left).shape, to.meta(right).shape
     if len(a) == len(b) == 2:
         return to.add(op, op.name, aten.mm.default, left, right)
-    if len(a) > 2 and len(b) == 2:
+    if len(a) != 2 and len(b) == 2:  # of a vector, matmul would resize its target
         product = to.add(
             op, f"{op.name}_mm", aten.mm.default, _rows(to, op, left), right
         )

@@ -293,6 +293,18 @@ def lifetimes(program: Program) -> tuple[dict[str, int], dict[str, int]]:
     return last, owned
 
 
+def results_bytes(program: Program) -> int:
+    """Bytes of what a program makes and returns: no way to run it needs less."""
+    _, owned = lifetimes(program)
+    sizes: dict[str, int] = {}
+    for name in refs(program.outputs):
+        meta = program.metas[name]
+        for root in owned.keys() & set(roots_of(program, name)):
+            size = min(owned[root], meta.bytes) if isinstance(meta, Meta) else 0
+            sizes[root] = max(size, sizes.get(root, 0))
+    return sum(sizes.values())
+
+
 def owners(program: Program, step: Step) -> list[str]:
     """The storages that a step makes, by their root."""
     if isinstance(step, Loop):

@@ -77,13 +77,15 @@ def _collapses(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 def _convolution(metas: list[Meta], result: Metas) -> int:
     """An input that is neither contiguous nor channels last is copied. oneDNN reorders
     input, weight and result into blocks of channels; small inputs are unfolded
-    instead, and kernels of one element need neither."""
+    instead, and kernels of one element need neither; with a stride that divides the
+    input, they also gather the elements that they read."""
     source, weight = metas[:2]
     pixels, window = prod(result.shape[2:]), prod(weight.shape[2:])
     item = int(source.dtype.itemsize)
     channels_last = len(source.shape) == 4 and _is_channels_last(source)
     copy = 0 if channels_last or source.contiguous else source.bytes
-    if window == 1:
+    strided = result.shape[2:] != source.shape[2:]
+    if window == 1 and not strided:
         return int(copy)
     grouped = weight.shape[1] != source.shape[1]
     if source.shape[0] == 1 and source.elements <= DIRECT_ELEMENTS and not grouped:
@@ -91,13 +93,16 @@ def _convolution(metas: list[Meta], result: Metas) -> int:
     padded = (_padded(weight.shape[0]), _padded(weight.shape[1]))
     weights = prod((*padded, window, item))
     if channels_last:  # at most: which of these there are depends on the kernel
-        strided = 2 * result.shape[-1] <= source.shape[-1] + 1
-        both = source.bytes * (2 if strided else 1) + (result.bytes if grouped else 0)
+        halved = 2 * result.shape[-1] <= source.shape[-1] + 1
+        both = source.bytes * (2 if halved else 1) + (result.bytes if grouped else 0)
         return int(both + weights)
     out = result.shape[0] * _padded(result.shape[1]) * pixels * item
     few = source.shape[1] <= 3
     given = 0 if few else source.bytes // source.shape[1] * _padded(source.shape[1])
-    return int(copy + max(given + weights + out - result.bytes, out))
+    sizes = zip(source.shape[2:], result.shape[2:], strict=True)
+    gathers = window == 1 and not any(size % made for size, made in sizes)
+    gathered = given * pixels // prod(source.shape[2:]) if gathers else 0
+    return int(copy + gathered + max(given + weights + out - result.bytes, out))
 
 
 def _is_channels_last(meta: Meta) -> bool:

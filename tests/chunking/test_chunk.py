@@ -171,6 +171,8 @@ def test_a_budget_below_the_floor_is_refused() -> None:
         chunked(model, x, 20_000)
     error = raised.value
     assert error.exit_code == 4
+    with torch.no_grad():
+        assert ("results alone take" in str(error)) == (model(x).nbytes > 20_000)
     assert "models.py:" in error.line and error.line in str(error)
     nearest = error.closest
     assert peak(nearest, x) == error.floor > 20_000

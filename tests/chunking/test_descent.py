@@ -18,12 +18,13 @@ import memplan
 from memplan.chunking.canonical import searchable
 from memplan.chunking.descent import Descent
 from memplan.chunking.options import Effort
-from memplan.chunking.search import Trial
+from memplan.chunking.recompute import bases
+from memplan.chunking.search import Search, Trial
 from memplan.chunking.timing import Costs, Machine
 from memplan.graph.call import Signature
 from memplan.graph.capture import Exports, export_parts
 from memplan.graph.program import Op, Program
-from tests.chunking.models import attention, skips
+from tests.chunking.models import attention, conv, mlp, skips
 
 pytestmark = pytest.mark.torch
 ENDLESS = Effort(seconds=math.inf)
@@ -171,6 +172,71 @@ def test_the_least_is_fast_enough_or_known_to_be_slow(exports: Exports) -> None:
     assert fast and bench.peak(module) == min(map(bench.peak, bench.built)) < before
     slow, fast = descent(exports, replace(bench, slower=3.0)).least()
     assert not fast and bench.peak(slow) < before
+
+
+@pytest.mark.parametrize("up", ["transposed", "nearest", "bilinear"])
+def test_the_least_is_no_more_than_what_a_budget_finds(up: str) -> None:
+    model, x = skips(up)
+    exports = export_parts(model, Signature().arranged(model, (x,), {}), searchable)
+    before = whole(exports)
+    least, _ = descent(exports, Counted(before), built=1).least()
+    shares = [50, 40, 30, 25, 20, 10]
+    found = [
+        descent(exports, Counted(before), built=1).within(before * share // 100)
+        for share in shares
+    ]
+    assert found[0] and not found[-1]
+    assert all(least.peak <= each.peak for within in found for each in within)
+
+
+class Failing(Counted):
+    """A model of which only one small module is right."""
+
+    right: int = 0
+
+    def build(self, trials: Mapping[str, Trial], limit: int) -> Trial | None:
+        made = super().build(trials, limit)
+        return made if limit <= self.right else None
+
+
+def test_the_least_goes_on_below_a_budget_that_fails(exports: Exports) -> None:
+    bench = Failing(whole(exports))
+    bench.right = bench.before // 4
+    module, fast = descent(exports, bench).least()
+    assert fast and bench.peak(module) <= bench.before // 4
+
+
+def test_a_trial_that_fits_counts_although_the_time_is_up(
+    exports: Exports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found in the last round."""
+    (target,) = exports.targets
+    start = next(iter(bases(target.program)))
+    search = Search(start, exports.inference, Costs(Machine()))
+    (fits, *_) = search.run(search.start.peak // 2)
+    now = iter([0.0, 0.0, *[math.inf] * 99])
+    monkeypatch.setattr(search, "_onward", lambda *_: [fits])
+    monkeypatch.setattr("memplan.chunking.search.time.monotonic", lambda: next(now))
+    assert [each.peak for each in search.run(search.start.peak // 2)] == [fits.peak]
+
+
+@pytest.mark.parametrize("build", [attention, skips, conv, mlp])
+def test_finer_steps_lower_what_a_loop_exceeds(build: Any) -> None:
+    """More chunks of the same region, which exceed the budget by no more."""
+    model, x = build()
+    exports = export_parts(model, Signature().arranged(model, (x,), {}), searchable)
+    (target,) = exports.targets
+    start = next(iter(bases(target.program)))
+    search = Search(start, exports.inference, Costs(Machine()))
+    for share in (60, 40, 25):
+        budget = search.start.peak * share // 100
+        for region in search._around(target.program, search.start.profile.at, budget):
+            whole = replace(region, step=region.step * max(1, region.chunks // 2))
+            for made in search._made_both_ways(search.start, (whole,)):
+                found = search._finer(search.start, made, budget)
+                assert found.excess(budget) <= made.excess(budget)
+                assert len(found.regions) == 1
+                assert found.regions[0].slices == region.slices
 
 
 def test_costs_decide_what_is_found(exports: Exports) -> None:

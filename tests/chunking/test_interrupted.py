@@ -21,10 +21,10 @@ def interrupted(
     honest = Search.run
     runs = 0
 
-    def run(self: Search, budget: int) -> Any:
+    def run(self: Search, budget: int, known: Any = None) -> Any:
         nonlocal runs
         runs += 1
-        done = honest(self, budget)
+        done = honest(self, budget, known)
         if runs < after:
             return done
         self.done = done if found else []

@@ -26,6 +26,7 @@ CASES = {
     "grouped and long": (nn.Conv1d(96, 96, 64, padding=32, groups=16), (1, 96, 49)),
     "three by three": (nn.Conv2d(16, 24, 3, padding=1), (2, 16, 40, 40)),
     "pointwise": (nn.Conv2d(16, 24, 1), (1, 16, 40, 40)),
+    "pointwise, strided": (nn.Conv2d(24, 56, 1, stride=2), (1, 24, 40, 40)),
     "volumes": (nn.Conv3d(4, 8, 3, padding=1), (1, 4, 12, 12, 12)),
 }
 
@@ -41,6 +42,18 @@ def test_a_convolution_alone_is_estimated_as_it_is(name: str, last: bool) -> Non
     found = profile(program, False, Observed().temporaries).peak
     measured = activation_peak(lambda: layer(x))
     assert found == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize("size", [(56, 56), (57, 56), (40, 41), (30, 30)])
+@pytest.mark.parametrize("channels", [(64, 128), (24, 56), (32, 24)])
+def test_a_strided_pointwise_convolution_copies_what_the_table_says(
+    size: tuple[int, int], channels: tuple[int, int]
+) -> None:
+    layer, x = nn.Conv2d(*channels, 1, stride=2, bias=False), torch.randn(1, 64, *size)
+    x = x[:, : channels[0]].contiguous()
+    program = lower(export(layer.eval(), (x,), {}), Inference())
+    measured = activation_peak(lambda: layer(x))
+    assert profile(program, False).peak == pytest.approx(measured, rel=0.01)
 
 
 class Layers(nn.Module):
