@@ -158,7 +158,8 @@ def scheduled(
     ways = ways_of(flat.program, flat.constants, inputs)
     relieved = False
     if choices.kernels == (LESS_SCRATCH,):
-        less = with_less_scratch(flat, ways.asked, Inference())
+        over = partial(ways.overwritable, flat.program)
+        less = with_less_scratch(flat, ways.asked, over, Inference())
         if relieved := less is not flat:
             flat, ways = less, ways_of(less.program, less.constants, inputs)
     if choices.holds_outputs:

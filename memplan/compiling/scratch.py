@@ -20,7 +20,7 @@ from memplan.compiling.convolutions import CONVOLUTIONS, TRANSPOSED, both, numbe
 from memplan.compiling.layouts import Relaying
 from memplan.compiling.passes import Flat
 from memplan.graph.infer import Inference
-from memplan.graph.liveness import profile
+from memplan.graph.liveness import Candidates, profile
 from memplan.graph.native import Assembled
 from memplan.graph.program import Meta, Op, Program, Ref
 from memplan.graph.requests import Asked
@@ -47,13 +47,13 @@ class _Way(NamedTuple):
 
 
 def with_less_scratch(
-    flat: Flat, asked: Mapping[str, Asked], inference: Inference
+    flat: Flat, asked: Mapping[str, Asked], candidates: Candidates, inference: Inference
 ) -> Flat:
     """The program with operators that take less scratch, where that lowers its peak.
 
-    asked: what operators ask for. Of convolutions and pooling of pictures in float32,
-    in row-major order. Results are equal to the program's but for rounding. The same
-    object if there is no such operator.
+    asked: what operators ask for. candidates: operands that results may overwrite. Only
+    convolutions and pooling of pictures in float32, in row-major order. Results are
+    equal to the program's but for rounding. The same object if nothing is to change.
     """
     program = flat.program
     names = {op.name for op in program.ops if isinstance(op, Op) and _is(program, op)}
@@ -63,7 +63,7 @@ def with_less_scratch(
         own = asked.get(op.name)
         return own.scratch if own is not None and op.name not in scratch else 0
 
-    levels = profile(program, beside=others)
+    levels = profile(program, beside=others, candidates=candidates)
     own = [scratch.get(step.name, 0) for step in program.ops]
     most = max(map(add, levels.live, own), default=0)
     goal = max(levels.peak, int(ENOUGH * most))

@@ -233,15 +233,21 @@ Beside = Callable[[Program, Op], int]
 
 
 def profile(
-    program: Program, overwriting: bool = True, beside: Beside = temporaries
+    program: Program,
+    overwriting: bool = True,
+    beside: Beside = temporaries,
+    candidates: Candidates | None = None,
 ) -> Profile:
     """The live bytes along `program`, those within loops included.
 
     overwriting: whether results that `overwrites` puts over an operand take no bytes;
     eager modules write them beside it. beside: the bytes that an operator needs beside
-    operands and results.
+    operands and results. candidates: see `overwrites`.
     """
-    last, owned = held_storages(program) if overwriting else lifetimes(program)
+    if overwriting:
+        last, owned = held_storages(program, candidates)
+    else:
+        last, owned = lifetimes(program)
     dying: dict[int, int] = {}
     for root, end in last.items():
         if root in owned:
@@ -256,12 +262,14 @@ def profile(
     return Profile(live, after)
 
 
-def held_storages(program: Program) -> tuple[dict[str, int], dict[str, int]]:
+def held_storages(
+    program: Program, candidates: Candidates | None = None
+) -> tuple[dict[str, int], dict[str, int]]:
     """`lifetimes` if results overwrite operands: an overwritten storage lives as long
     as the last result in it, which owns none."""
     last, owned = lifetimes(program)
     holder: dict[str, str] = {}
-    for name, operand in overwrites(program, last, owned).items():
+    for name, operand in overwrites(program, last, owned, candidates).items():
         root: str = program.roots[operand]
         holder[name] = holder.get(root, root)
         last[holder[name]] = last[name]
