@@ -36,16 +36,12 @@ from memplan.graph.program import Program
 from memplan.units import budget_of, format_bytes
 
 MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1
-MAX_GROWTH = 1.02  # of memory, for a module that is faster
-PATIENT = 1.5  # seconds of a second measurement
 BUILT = 2  # modules with loops for a goal
 SLOW = 2  # budgets of the front whose plans are too slow, before it ends
 STEP = 0.8  # each budget of the front, of the least memory found before
 HALVINGS = 3  # of the steps of loops, for inputs of other sizes
 _LARGER = "on inputs of these sizes it exceeds the budget; compile it with them"
-DEFECT = "internal error: "
 UNSEEN = "its weights were created in inference mode, so memplan cannot see changes"
-LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
 
 
 def compile(  # noqa: A001 - the verb's name in memplan
