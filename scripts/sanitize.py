@@ -28,7 +28,7 @@ THREADED = (
     "tests/solving/test_anytime.py",
     "tests/solving/test_exact.py",
     "tests/compiling/test_requests.py",
-    "tests/compiling/test_compile.py::test_calls_at_the_same_time",
+    "tests/compiling/test_compiled_calls.py::test_calls_at_the_same_time",
 )
 NATIVE = (
     *THREADED,
