@@ -199,7 +199,7 @@ class Fused(StandIn):
 
     def _warn(self, reason: str, what: str = UNCHANGED) -> None:
         if isinstance(self.model, StandIn):
-            what = f"the plan of memplan.{self.model.verb} runs"
+            what = f"the plan of memplan.{self.model.verb} runs unchanged"
         if not self._is_part:  # a part does not warn by itself
             super()._warn(reason, what)
 

@@ -191,8 +191,8 @@ def test_no_torch(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Search.run
 
-    def run(self: Search, budget: int) -> Any:
-        self.done = honest(self, budget)
+    def run(self: Search, budget: int, known: Any = None) -> Any:
+        self.done = honest(self, budget, known)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "run", run)
