@@ -200,7 +200,7 @@ def test_ctrl_c(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.code == 0
     assert "the search was interrupted" in said.err
 
-    def nothing(self: Search, budget: int) -> Any:
+    def nothing(self: Search, budget: int, known: Any = None) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "run", nothing)
