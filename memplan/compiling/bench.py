@@ -56,8 +56,8 @@ class CompileOptions:
     own beside the model's; that saves time and activations. None to do it where all
     that is kept then takes no more than the model's activations did. reuse_outputs: lay
     results in the arena, too, so that a call asks the allocator for nothing. They stay
-    valid: an arena with results that the caller holds is not used. Where several are
-    held, later calls copy theirs. progress: is told what is being done.
+    valid: an arena with results that the caller holds is not used. Where several
+    were held, all later calls copy theirs. progress: is told what is being done.
     """
 
     max_slowdown: float | None = None

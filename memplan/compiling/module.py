@@ -29,7 +29,7 @@ from memplan.graph.requests import fills_new_memory
 from memplan.graph.standin import Run, StandIn, intercepted
 from memplan.graph.weights import Watch, Weights
 
-KEEPS = "several earlier ones are still in use; let go of them before the next call"
+KEEPS = "several earlier ones were still in use; from now on all calls copy theirs"
 
 
 class Runner:

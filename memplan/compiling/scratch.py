@@ -109,13 +109,20 @@ def _ways(program: Program, op: Op, scratch: int) -> Iterator[_Way]:
                 yield _Way(columns)
             for parts in _parts(result, CHANNELS):
                 yield _Way(copies + (blocks + result.bytes) // parts, parts, CHANNELS)
-    if op.target is not TRANSPOSED or _is_tiled(program, op):
+    if _is_tiled(program, op) if op.target is TRANSPOSED else _meets_input(program, op):
         for parts in _parts(result, ROWS):
             yield _Way(blocks + (copies + result.bytes) // parts, parts, ROWS)
 
 
 def _parts(result: Meta, dim: int) -> Iterator[int]:
     return (each for each in PARTS if result.shape[dim] >= LEAST[dim] * each)
+
+
+def _meets_input(program: Program, op: Op) -> bool:
+    """Whether each row of a result depends on the input, not on padding alone."""
+    numbers = window_of(program, op)
+    reach: int = (numbers["kernel"][0] - 1) * numbers["dilation"][0] + 1
+    return reach > int(numbers["padding"][0])
 
 
 def _is_tiled(program: Program, op: Op) -> bool:

@@ -185,10 +185,11 @@ class Tape:
         own: str = self._program.roots[name]
         root = self._storage.get(own, own)
         at = self._layout.offsets.get(root)
-        if at is None:
+        real = self._real.get(name)
+        if at is None or real is None or real.is_conj() or real.is_neg():
             return
         part = self._arena[at : at + bytes_of(self._program, root)]
-        self._held.add(name, self._real[name], root, part)
+        self._held.add(name, real, root, part)
 
     def _result(self, name: str) -> str:
         """A tensor for the caller: never a view of the arena or of a constant."""
