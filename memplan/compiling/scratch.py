@@ -78,7 +78,7 @@ def with_less_scratch(
 
 def _is(program: Program, op: Op) -> bool:
     """Whether an operator may run in another way."""
-    if op.target not in {*CONVOLUTIONS, POOL} or op.kwargs or "padding" in op.args:
+    if op.target not in {*CONVOLUTIONS, POOL} or op.kwargs:
         return False
     if op.target is aten.convolution.default and op.args[6]:  # a transposed one
         return False
