@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memplan.compiling.bench import CompileOptions as CompileOptions
     from memplan.compiling.compile import compile as compile  # noqa: A004
     from memplan.compiling.compile import compile_front as compile_front
+    from memplan.compiling.levels import compile_levels as compile_levels
     from memplan.compiling.report import CompilePlan as CompilePlan
     from memplan.core.plan import Plan as Plan
     from memplan.core.planfile import read_plan as read_plan
@@ -64,6 +65,7 @@ _HOMES = {
     "chunk": "memplan.chunking.chunk",
     "compile": "memplan.compiling.compile",
     "compile_front": "memplan.compiling.compile",
+    "compile_levels": "memplan.compiling.levels",
     "diff": "memplan.reporting.diff",
     "estimate": "memplan.reporting.estimate",
     "fuse": "memplan.fusing.fuse",
@@ -104,6 +106,7 @@ __all__ = [
     "chunk",
     "compile",
     "compile_front",
+    "compile_levels",
     "diff",
     "estimate",
     "fuse",

@@ -15,6 +15,9 @@ from memplan.files import STDOUT, refuse_overwrite
 from memplan.units import budget_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memplan.compiling.levels import Level
     from memplan.compiling.report import CompilePlan, Front
 
 FIELDS = (
@@ -23,6 +26,10 @@ FIELDS = (
     *("requests_before", "requests_after", "asking", "operators", "loops", "again"),
     *("order_proof", "order_bound", "kernels", "fused", "folded", "packed", "error"),
     *("seconds_before", "seconds_after", "internal_errors"),
+)
+LEVELS = (
+    *("status", "reason", "bytes_after", "arena", "beside", "requests_after"),
+    *("error", "seconds_before", "seconds_after", "slowdown"),
 )
 FRONT = (
     *("bytes_after", "arena", "beside", "loops", "again", "packed", "error"),
@@ -68,6 +75,11 @@ ORDERS = {
     help="Search budgets downwards, and list the measured plans that no other beats in "
     "both memory and time. Then choose one with --budget and --max-slowdown.",
 )
+@click.option(
+    "--levels",
+    is_flag=True,
+    help="List what each pass brought: order, overwriting, kernels, loops.",
+)
 @arguments.output("Write the arena's plan to this file; - is standard output.")
 @arguments.force("an existing plan")
 @arguments.json_
@@ -79,6 +91,7 @@ def command(
     pack: bool | None,
     reuse_outputs: bool,
     front: bool,
+    levels: bool,
     output: Path | None,
     force: bool,
     json_: bool,
@@ -90,7 +103,8 @@ def command(
     orders its operators, runs them in chunks if the budget requires it, and plans an
     arena for their results. It compares the results with the model's and measures
     memory and time. A model that gains nothing runs unchanged; the report gives the
-    reason, and the exit code is 0 (4 with --front, which then has nothing to list).
+    reason, and the exit code is 0 (4 with --front or --levels, which then have nothing
+    to list).
 
     \b
     Example: memplan compile model.py:factory --budget 25% -o arena.json
@@ -99,29 +113,32 @@ def command(
 
     if budget is not None:
         parse_budget(budget)
-    if front and (budget is not None or output is not None):
-        other = "--output" if budget is None else "--budget"
-        raise click.UsageError(f"--front lists many plans; it does not go with {other}")
+    if front:
+        _check_alone({"--budget": budget, "--output": output, "--levels": levels})
     if output is not None:
         refuse_overwrite(output, force)
     with model.made("compile", "compiling", "compiled") as (module, inputs, progress):
         from memplan.compiling import compile as compiling
         from memplan.compiling.bench import CompileOptions
+        from memplan.compiling.levels import compile_levels
 
         options = CompileOptions(max_slowdown, pack, reuse_outputs, progress)
+        steps: tuple[Level, ...] = ()
         if front:
             found = compiling.compile_front(module, inputs, options)
+        elif levels:
+            steps = compile_levels(module, inputs, budget, options)
         else:
             plan = compiling.compile(module, inputs, budget, options).memplan
     if front:
         _front(type(module).__name__, found, json_)
         return
+    plan = steps[-1].plan if steps else plan
     if json_:
-        entries = show.picked(plan, *FIELDS)
-        arena = plan.plan and show.picked(plan.plan, "peak", "lower_bound")
-        show.as_json(entries | {"plan": arena, "output": output}, "memplan.compile")
+        _as_json(plan, steps, output)
     else:
         _report(type(module).__name__, plan, reuse_outputs)
+        _levels(steps)
         _defects(plan)
     if output is None:
         return
@@ -131,6 +148,23 @@ def command(
     write_plan(plan.plan, output)
     if output != STDOUT:
         show.note(f"wrote {output}")
+
+
+def _check_alone(given: dict[str, object]) -> None:
+    """Raise UsageError for an option beside --front."""
+    for name, value in given.items():
+        if value:
+            raise click.UsageError(
+                f"--front lists many plans; it does not go with {name}"
+            )
+
+
+def _as_json(plan: CompilePlan, steps: Sequence[Level], output: Path | None) -> None:
+    entries = show.picked(plan, *FIELDS)
+    arena = plan.plan and show.picked(plan.plan, "peak", "lower_bound")
+    levels = [{"name": each.name, **show.picked(each.plan, *LEVELS)} for each in steps]
+    entries |= {"plan": arena, "output": output, "levels": levels}
+    show.as_json(entries, "memplan.compile")
 
 
 def _front(name: str, found: Front, json_: bool) -> None:
@@ -156,6 +190,25 @@ def _front(name: str, found: Front, json_: bool) -> None:
     if found.interrupted:
         show.note("interrupted; plans that need less may be missing")
     _defects(found)
+
+
+def _levels(levels: Sequence[Level]) -> None:
+    """Print what each pass brought on top of those above it, if that was asked."""
+    if not levels:
+        return
+    first = levels[0].plan
+    requests = f"{first.requests_before:,}"
+    rows = [["the model", format_bytes(first.bytes_before), "100 %", requests, "1.00"]]
+    for level in levels:
+        plan = level.plan
+        if plan.plan is None:
+            rows.append([f"{level.name}: {plan.reason}"])
+            continue
+        share = f"{100 * plan.bytes_after / plan.bytes_before:.0f} %"
+        figures = [share, f"{plan.requests_after:,}", f"{plan.slowdown:.2f}"]
+        rows.append([level.name, format_bytes(plan.bytes_after), *figures])
+    columns = ("", "activations", "share", "requests", "time")
+    show.table("each pass on top of those above it", columns, rows)
 
 
 def _defects(found: Front | CompilePlan) -> None:

@@ -220,6 +220,16 @@ class Bench:
             self.internal_errors.update(defects)
         return best
 
+    def measured(self, program: Program, choices: Choices) -> CompilePlan:
+        """The plan of a program with these choices, or why there is none."""
+        self.progress("planning")
+        try:
+            runner = Runner(self.target, program, self.inputs, choices)
+        except NoTapeError as refusal:
+            reason = f"it has {refusal}, which a tape cannot hold"
+            return self.unchanged(reason).memplan
+        return self._checked(runner, program, ()).memplan
+
     def _checked(
         self, runner: Runner, program: Program, again: tuple[str, ...]
     ) -> Compiled:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import DEFAULTS, Choices, Schedule, scheduled
 from memplan.errors import MemplanError, UsageError
-from memplan.graph.arenas import ArenaPool
+from memplan.graph.arenas import ArenaPool, Slab
 from memplan.graph.call import Form, Inputs, UnsupportedCallError, key_of
 from memplan.graph.capture import Target
 from memplan.graph.check import lying_as
@@ -44,7 +43,7 @@ class Runner:
     ) -> None:
         """target: the exported model. program: what is to run, with or without loops.
         inputs: of the form that it was exported with."""
-        self.target, self._program, self._choices = target, program, choices
+        self.target, self.program, self.choices = target, program, choices
         self._weights = Weights(target.module, target.exported.constants)
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
@@ -59,33 +58,29 @@ class Runner:
     def bind(self, inputs: Inputs) -> None:
         """Bind the weights again, which have other values or lie elsewhere."""
         watch = self._watch.again()
-        places = self._program.constants.items()
+        places = self.program.constants.items()
         constants = {name: self._weights[place].detach() for name, place in places}
         with torch.inference_mode(False), torch.no_grad():
             self.schedule: Schedule = scheduled(
-                self._program,
+                self.program,
                 constants,
                 tensors_of(inputs),
-                self._choices,
+                self.choices,
             )
         self._watch = watch  # last: other threads then take the weights for current
 
     @property
     def copies(self) -> bool:
         """Whether results that the arena holds are copied: callers keep many."""
-        return self._choices.holds_outputs and self.arenas.left > 0
+        return self.choices.holds_outputs and self.arenas.left > 0
 
-    @contextmanager
-    def tape(self) -> Iterator[Tape]:
-        """The program bound to an arena that no other call uses."""
-        schedule = self.schedule
-        with self.arenas.slab(schedule.bytes) as slab:
-            bound = slab.bound(self)
-            if schedule not in bound:
-                bound.clear()  # of other weights
-                bound[schedule] = schedule.tape(slab.memory)
-            yield bound[schedule]
-            slab.given = bound[schedule].given
+    def tape(self, schedule: Schedule, slab: Slab) -> Tape:
+        """A schedule of the program, bound to a slab of its size."""
+        bound = slab.bound(schedule)
+        if not bound:
+            bound[Tape] = schedule.tape(slab.memory)
+        found: Tape = bound[Tape]
+        return found
 
     def learn(self, expected: object, found: object) -> None:
         """Lay results out as `expected`, the model's, where they lie otherwise: some
@@ -134,17 +129,20 @@ class Runner:
         if torch.is_autocast_enabled("cpu"):
             # The program contains the casts that autocast makes.
             with torch.autocast("cpu", enabled=False):
-                return self._run(inputs)
-        return self._run(inputs)
-
-    def _run(self, inputs: Inputs) -> object:
-        plain = torch.inference_mode(False)  # as all that the tape holds
-        with plain, torch.no_grad(), self.tape() as tape:
+                return self(inputs)
+        if torch.is_inference_mode_enabled() or torch.is_grad_enabled():
+            # All that the tape holds is plain.
+            with torch.inference_mode(False), torch.no_grad():
+                return self(inputs)
+        schedule = self.schedule  # another thread may bind another
+        with self.arenas.slab(schedule.bytes) as slab:
+            tape = self.tape(schedule, slab)
             results = tape(tensors_of(inputs), self.copies)
+            slab.given = tape.given
         if self.target.rebuild is first and results:
             return laid_out(results[0], self._laid.get(0))
         found = dict(zip(tape.results, results, strict=True))
-        outputs = self.schedule.flat.program.outputs
+        outputs = schedule.flat.program.outputs
         leaves = list(mapped(outputs, lambda ref: found[ref.name]))
         for position, strides in self._laid.items():
             leaves[position] = laid_out(leaves[position], strides)

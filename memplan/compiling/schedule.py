@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from torch import Tensor
 
@@ -23,7 +23,14 @@ from memplan.graph.infer import Inference
 from memplan.graph.lending import ALIGNMENT
 from memplan.graph.lives import lives
 from memplan.graph.nest import storages
-from memplan.graph.order import EFFORT, Order, least_peak, reordered, tasks_of
+from memplan.graph.order import (
+    EFFORT,
+    Order,
+    as_given,
+    least_peak,
+    reordered,
+    tasks_of,
+)
 from memplan.graph.program import Program, Step
 from memplan.recording.shim import install
 from memplan.solving.solve import solve
@@ -60,7 +67,7 @@ class Schedule:
             if any(offset < 0 for _, offset, _ in self.layout.asked.get(op.name, ()))
         ]
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Of memory that a tape is bound to."""
         return self.plan.peak + ALIGNMENT
@@ -86,6 +93,8 @@ class Choices:
     the best of which is taken. most: bytes that packed weights, and constants
     that are computed once, may take; None for any. folds: bytes of these constants
     where no weights are packed. holds_outputs: whether they lie in the arena.
+    reorders, overwrites: whether operators change places, and results may be written
+    over operands.
     """
 
     kernels: tuple[str, ...] = ()
@@ -93,6 +102,8 @@ class Choices:
     most: int | None = None
     folds: float = math.inf
     holds_outputs: bool = False
+    reorders: bool = True
+    overwrites: bool = True
 
 
 DEFAULTS = Choices()
@@ -166,8 +177,11 @@ def scheduled(
         program, copies = copied(flat.program, ways.served.keys(), Inference())
         flat = replace(flat, program=program)
         ways = ways.with_copies(copies)
+    if not choices.overwrites:
+        ways = replace(ways, apart=frozenset(ways.served))
     candidates = partial(ways.overwritable, flat.program)
-    order = least_peak(tasks_of(flat.program, ways.beside, candidates), choices.effort)
+    tasks = tasks_of(flat.program, ways.beside, candidates)
+    order = least_peak(tasks, choices.effort) if choices.reorders else as_given(tasks)
     flat = replace(flat, program=reordered(flat.program, order.order))
     held = ways.served.keys(), ways.asked, candidates, choices.holds_outputs
     found = lives(flat.program, *held)

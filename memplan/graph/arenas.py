@@ -7,8 +7,6 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -77,12 +75,35 @@ class Slab:
 
     def bound(self, program: object) -> dict[Any, Any]:
         """What a program keeps for this memory, by keys of its own, while it lives."""
-        return self._bound.setdefault(program, {})
+        found = self._bound.get(program)
+        return self._bound.setdefault(program, {}) if found is None else found
 
     @property
     def held(self) -> bool:
         """Whether anything of the caller's refers to results in it."""
-        return not all(each.expired() for each in self.given)
+        return bool(self.given) and not all(each.expired() for each in self.given)
+
+
+class Lease:
+    """A slab of a pool for the time of a `with` statement: a class, for speed."""
+
+    def __init__(self, pool: ArenaPool, count: int) -> None:
+        self._pool, self._count = pool, count
+        self._slab: Slab | None = None
+
+    def __enter__(self) -> Slab:
+        self._slab = self._pool._take()
+        if self._slab is None or self._slab.bytes < self._count:
+            self._slab = None  # freed before the larger one is made
+            try:
+                self._slab = Slab(self._count)
+            except BaseException:
+                self._pool._give(None)
+                raise
+        return self._slab
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._pool._give(self._slab if kind is None else None)
 
 
 class ArenaPool:
@@ -103,33 +124,33 @@ class ArenaPool:
         """Count no slab as in use."""
         self._room, self._turn = self._limit, threading.Condition()
 
-    @contextmanager
-    def slab(self, count: int) -> Iterator[Slab]:
+    def slab(self, count: int) -> Lease:
         """A slab of at least so many bytes for one caller. One whose use fails is
         dropped."""
-        found: Slab | None = None
+        return Lease(self, count)
+
+    def _take(self) -> Slab | None:
+        """An idle slab that no caller holds results in, if there is one."""
         with self._turn:
             while not self._room:
                 self._turn.wait()
             self._room -= 1
-            held = [slab for slab in self._idle if slab.held]
-            free = [slab for slab in self._idle if slab not in held]
-            if free:
-                found = free.pop()  # the last used, which is in the cache
-            elif len(held) > HELD:
+            idle = self._idle
+            for at in reversed(range(len(idle))):  # the last used is in the cache
+                if not idle[at].held:
+                    return idle.pop(at)
+            if len(idle) > HELD:
                 self.left += 1
-                del held[0]
-            self._idle = held + free
-        try:
-            if found is None or found.bytes < count:
-                found = None  # freed before the larger one is made
-                found = Slab(count)
-            yield found
-            self._idle.append(found)
-        finally:
-            with self._turn:
-                self._room += 1
-                self._turn.notify()
+                del idle[0]
+        return None
+
+    def _give(self, slab: Slab | None) -> None:
+        """Let another caller in, who may use this slab."""
+        with self._turn:
+            if slab is not None:
+                self._idle.append(slab)
+            self._room += 1
+            self._turn.notify()
 
     def trim(self, most: int) -> None:
         """Free idle slabs that are larger than `most` bytes, as those of trials."""

@@ -137,6 +137,8 @@ class Tape:
         for name in self.results:
             self._hold(name)
         made = [name for name in self.results if name not in self._held]
+        # Without autograd's part of each call; views of the caller's need that.
+        self._below = not any(program.roots[name] in program.inputs for name in made)
         outputs = [self._result(name) for name in made]
         inputs = [f"%{name}" for name in program.inputs]
         self.source = self._text.source(inputs, outputs)
@@ -156,12 +158,16 @@ class Tape:
         # Optimized, equal operators would become one, whose result then lives longer
         # than planned, and what depends on no input would be computed once.
         optimizes = torch._C._get_graph_executor_optimize()
+        below = None
         try:
             torch._C._set_graph_executor_optimize(False)
             if service is not None:
                 service.begin()
+            if self._below:
+                below = torch._C._AutoDispatchBelowAutograd()
             made = self._run(*inputs, text.tensors, text.numbers, text.marks)
         finally:
+            del below  # ends it
             if service is not None:
                 service.end()
             torch._C._set_graph_executor_optimize(optimizes)

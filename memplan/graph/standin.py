@@ -70,7 +70,9 @@ class StandIn(nn.Module):  # type: ignore[misc]
         is."""
         if self.model.training:
             return "it is in training mode"
-        hooked = has_hooks(self.model) or has_hooks(original(self.model))
+        hooked = has_hooks(self.model) or (
+            isinstance(self.model, StandIn) and has_hooks(original(self.model))
+        )
         return "it has hooks" if hooked else ""
 
     def _ready(
@@ -92,7 +94,10 @@ class StandIn(nn.Module):  # type: ignore[misc]
             return self.model(*args, **kwargs)
         key, run = found
         try:
-            with torch.no_grad():
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    result = run()
+            else:
                 result = run()
         except Exception as error:
             result = self.model(*args, **kwargs)  # which may well raise, too

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import hashlib
-import operator
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
 from memplan.graph.nest import Kind
 from memplan.graph.numbers import NONE, Numbers
+from memplan.native import _state
 
 
 def fetch(model: torch.nn.Module, name: str) -> torch.Tensor:
@@ -101,15 +102,17 @@ class Watch:
             if isinstance(value, list | dict) and not name.startswith("_")
         ]
         self._contents = list(map(copy.copy, self._containers))
-        holders = [_holder(model, name) for name in self._names]
-        self._held = [(held, attribute) for held, attribute in holders]
-        self._tensors = [held[attribute] for held, attribute in holders]
+        self._held = [_holder(model, name) for name in self._names]
+        tensors = [held[name] for held, name in self._held]
         self._ties = _ties(model, self._held)
-        self._counted = [*self._tensors, *_counters(model, self._names)]
-        self._versions = [each._version for each in self._counted]
-        self._pointers = [each.data_ptr() for each in self._tensors]
-        self._kinds = [Kind.of(each) for each in self._tensors]
-        self._marks = _marks(self._tensors)
+        counted = [*self._held, *_counters(model, self._names)]
+        self._rows = [
+            (held, name, tensor, tensor._version, tensor.data_ptr())
+            for held, name in counted
+            for tensor in [held[name]]
+        ]
+        self._kinds = [Kind.of(each) for each in tensors]
+        self._marks = _marks(tensors)
 
     def again(self) -> Watch:
         """A watch of the same model's current state."""
@@ -125,14 +128,8 @@ class Watch:
 
     def same_weights(self) -> bool:
         """Whether no tensor's values have changed."""
-        now = [held.get(name) for held, name in self._held]
-        if not all(map(operator.is_, now, self._tensors)):
-            return False
-        if [each._version for each in self._counted] != self._versions:
-            return False
-        if [each.data_ptr() for each in self._tensors] != self._pointers:
-            return False
-        return all(map(_Marks.same, self._marks))
+        rows, marks = self._rows, self._marks  # of memory that is still there, then
+        return _state.holds_tensors(rows) and _state.has_bytes(marks)
 
     def same_kinds(self) -> bool:
         """Whether the tensors still have their types, shapes and devices."""
@@ -157,47 +154,41 @@ class _Modules:
             if not has_hooks(each)
             and not isinstance(vars(each).get("model"), torch.nn.Module)
         ]
-        self._attributes = [vars(each) for each in plain]
-        self._own = [_own(each) for each in self._attributes]
-        self._children = [each._modules for each in modules if each._modules]
-        self._modes = [(each, each.training) for each in modules if has_hooks(each)]
-        self._hooks = [
+        children = [each._modules for each in modules if each._modules]
+        hooks = [
             hooks
             for each in modules
             for hooks in (each._forward_hooks, each._forward_pre_hooks)
         ]
-        self._hooked = sum(map(len, self._hooks))
-        self._loose = [
-            value
-            for attributes in self._attributes
-            for value in attributes.values()
-            if _is_tensor(value)
+        attributes = [vars(each) for each in plain]
+        own = [
+            (group, name, value)
+            for group in attributes
+            for name, value in group.items()
+            if name not in _COMMON
         ]
+        modes = [
+            (vars(each), "training", each.training)
+            for each in modules
+            if "training" in vars(each)  # stand-ins have their models'
+        ]
+        below = [(group, *item) for group in children for item in group.items()]
+        self._rows = [*own, *modes, *below]
+        counted = [*attributes, *children, *hooks]
+        self._lengths = [(group, len(group)) for group in counted]
+        self._loose = [value for _, _, value in own if _is_tensor(value)]
         self._versions = [each._version for each in self._loose]
-        self._counts = list(map(len, self._attributes))
-        self._then = self._now()
-        self._children_then = [dict(each) for each in self._children]
-
-    def _now(self) -> list[object]:
-        """The attributes of every module, but for those that all modules have."""
-        return [
-            own(each) for own, each in zip(self._own, self._attributes, strict=True)
-        ]
 
     def same(self) -> bool:
-        if list(map(len, self._attributes)) != self._counts:
-            return False
-        try:
-            now = self._now()
-        except KeyError:  # one went, another came
-            return False
         return (
-            _same(now, self._then)
-            and _same(self._children, self._children_then)
-            and sum(map(len, self._hooks)) == self._hooked
-            and all(each.training is mode for each, mode in self._modes)
+            _state.has_lengths(self._lengths)
+            and _state.holds(self._rows)
             and [each._version for each in self._loose] == self._versions
         )
+
+
+# Attributes that all modules have.
+_COMMON = vars(torch.nn.Module()).keys()
 
 
 def _same(now: object, then: object) -> bool:
@@ -205,11 +196,6 @@ def _same(now: object, then: object) -> bool:
         return bool(now == then)
     except (RuntimeError, ValueError, TypeError):
         return False  # arrays and tensors, and other ones
-
-
-def _own(attributes: dict[str, object]) -> operator.itemgetter[object]:
-    common = vars(torch.nn.Module()).keys() - {"training"}
-    return operator.itemgetter(*(name for name in attributes if name not in common))
 
 
 def _is_tensor(value: object) -> bool:
@@ -245,40 +231,34 @@ def _ties(
     return found
 
 
-def _counters(model: torch.nn.Module, names: list[str]) -> list[torch.Tensor]:
-    """What counts how often the statistics among these tensors were updated."""
+def _counters(
+    model: torch.nn.Module, names: list[str]
+) -> list[tuple[dict[str, torch.Tensor], str]]:
+    """What counts how often the statistics among these tensors were updated: the
+    dictionary that it stands in, and its key there."""
     owners = dict.fromkeys(
         name.rpartition(".")[0] for name in names if name.endswith("running_mean")
     )
-    found = [
-        model.get_submodule(each)._buffers.get("num_batches_tracked") for each in owners
+    groups = [model.get_submodule(each)._buffers for each in owners]
+    name = "num_batches_tracked"
+    return [(group, name) for group in groups if group.get(name) is not None]
+
+
+def _marks(tensors: list[torch.Tensor]) -> list[tuple[int, bytes]]:
+    """Where two elements lie of each weight with dimensions or buffer, and what they
+    are."""
+    places = [
+        (each.data_ptr() + at * each.element_size(), each.element_size())
+        for each in tensors
+        if each.numel() > 1
+        and (each.dim() > 1 or not isinstance(each, torch.nn.Parameter))
+        for at in (0, _middle(each))
     ]
-    return [each for each in found if each is not None]
+    return [(place, ctypes.string_at(place, size)) for place, size in places]
 
 
-class _Marks:
-    """A few elements of tensors of one type."""
-
-    def __init__(self, views: list[torch.Tensor]) -> None:
-        self._views = views
-        with torch.inference_mode(False):
-            # As whole numbers: NaN equals itself in them.
-            self._then, self._now = torch.cat(views), torch.cat(views)
-            self._pair = self._then.view(torch.uint8), self._now.view(torch.uint8)
-
-    def same(self) -> bool:
-        torch.cat(self._views, out=self._now)  # asks for no memory
-        return bool(torch.equal(*self._pair))
-
-
-def _marks(tensors: list[torch.Tensor]) -> list[_Marks]:
-    """Two elements of each weight with dimensions or buffer, by type."""
-    marks: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        buffer = not isinstance(tensor, torch.nn.Parameter)
-        if (tensor.dim() > 1 or buffer) and tensor.numel() > 1:
-            middle = tensor.numel() // 2
-            start = tensor.storage_offset()
-            two = tensor.detach().as_strided((2,), (middle,), start)
-            marks.setdefault(tensor.dtype, []).append(two)
-    return list(map(_Marks, marks.values()))
+def _middle(tensor: torch.Tensor) -> int:
+    """How many elements a tensor's middle one lies behind its first."""
+    middle = [size // 2 for size in tensor.shape]
+    strides = zip(middle, tensor.stride(), strict=True)
+    return sum(at * stride for at, stride in strides)

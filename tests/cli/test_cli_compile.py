@@ -77,7 +77,30 @@ def test_the_front_as_json(compiled: Command) -> None:
     assert min(each["bytes_after"] for each in found["front"]) < found["bytes_before"]
 
 
-@pytest.mark.parametrize("other", [("--budget", "50%"), ("-o", "arena.json")])
+def test_the_levels_are_a_table(compiled: Command) -> None:
+    said = compiled("m.py:both", *ANY, "--levels")
+    assert said.code == 0, said.err
+    title = "each pass on top of those above it"
+    head, own, first, *others = said.out.partition(title)[2].splitlines()[1:]
+    assert head.split() == ["activations", "share", "requests", "time"]
+    assert own.split()[:2] == ["the", "model"]
+    assert own.split()[-1] == "1.00"
+    assert first.startswith("one arena ")
+    assert others
+
+
+def test_the_levels_as_json(compiled: Command) -> None:
+    said = compiled("m.py:both", *ANY, "--levels", "--json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert found["levels"][0]["name"] == "one arena"
+    assert found["levels"][-1]["bytes_after"] == found["bytes_after"]
+    assert compiled("m.py:tiny", "--levels").code == 4
+
+
+@pytest.mark.parametrize(
+    "other", [("--budget", "50%"), ("-o", "arena.json"), ("--levels",)]
+)
 def test_a_front_has_many_plans(compiled: Command, other: tuple[str, ...]) -> None:
     said = compiled("m.py:tiny", "--front", *other)
     assert said.code == 2

@@ -22,6 +22,13 @@ def compiled(model: nn.Module, inputs: Any, **given: Any) -> Any:
     return found
 
 
+def tape_of(module: Any) -> Any:
+    """What the last call of a compiled module ran."""
+    runner = module.runner
+    with runner.arenas.slab(runner.schedule.bytes) as slab:
+        return runner.tape(runner.schedule, slab)
+
+
 class Perceptron(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,13 @@ from memplan.graph.lower import lower  # noqa: E402
 from memplan.graph.measure import activation_peak  # noqa: E402
 from memplan.graph.program import Loop  # noqa: E402
 from tests.chunking import models  # noqa: E402
-from tests.compiling.modules import SLOW, compiled, normalised, perceptron  # noqa: E402
+from tests.compiling.modules import (  # noqa: E402
+    SLOW,
+    compiled,
+    normalised,
+    perceptron,
+    tape_of,
+)
 
 pytestmark = pytest.mark.torch
 SOAK = pytest.mark.soak
@@ -80,8 +86,7 @@ def test_values_lie_in_the_memory_of_a_result_until_it_is_written() -> None:
     inputs = [torch.randn_like(x) for _ in range(3)]
     with torch.no_grad():
         found = [module(each) for each in inputs]
-        with module.runner.tape() as tape:
-            assert tape.missed == 0
+        assert tape_of(module).missed == 0
         for results, each in zip(found, inputs, strict=True):
             for one, other in zip(results, model(each), strict=True):
                 assert torch.allclose(one, other, atol=1e-5)
@@ -98,8 +103,7 @@ def test_kernels_with_scratch_memory_write_results() -> None:
     with torch.no_grad():
         for one, other in zip(module(x), model(x), strict=True):
             torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-6)
-        with module.runner.tape() as tape:
-            assert tape.missed == 0
+        assert tape_of(module).missed == 0
 
 
 class Crossing(nn.Module):

@@ -17,7 +17,7 @@ from memplan.errors import MemplanError  # noqa: E402
 from memplan.graph.arenas import ArenaPool  # noqa: E402
 from memplan.graph.requests import HOST, TORCH, Service, watched  # noqa: E402
 from memplan.recording.shim import install  # noqa: E402
-from tests.compiling.modules import compiled  # noqa: E402
+from tests.compiling.modules import compiled, tape_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 PLAIN = memplan.CompileOptions(max_slowdown=1000.0, pack=False)
@@ -67,22 +67,22 @@ def test_only_results_are_asked_for() -> None:
     assert plan.arena == plan.plan.lower_bound
     assert not memplan.verify(plan.plan)
     module(x)
-    with module.runner.tape() as tape:
-        assert tape.missed == 0
+    assert tape_of(module).missed == 0
 
 
 def test_calls_beyond_the_limit_wait_for_a_tape() -> None:
-    module = compiled(*pictures(), options=PLAIN)
+    model, x = pictures()
+    module = compiled(model, x, options=PLAIN)
     pool = module.runner.arenas = ArenaPool(limit=1)
     held: list[bool] = []
 
     def another() -> None:
-        with pool.slab(1):
-            held.append(ended.is_set())
+        module(x)
+        held.append(ended.is_set())
 
     ended = threading.Event()
     waits = threading.Thread(target=another)
-    with module.runner.tape():
+    with pool.slab(1):
         waits.start()
         waits.join(0.2)  # long enough to take a tape, were there one
         ended.set()

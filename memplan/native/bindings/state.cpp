@@ -1,0 +1,110 @@
+// What objects of Python hold, compared with what they held: at every call of a module.
+#include <nanobind/nanobind.h>
+
+#include <cstring>
+
+namespace nb = nanobind;
+using nb::literals::operator""_a;
+
+namespace {
+
+PyObject* item(const nb::list& rows, std::size_t i, Py_ssize_t column) {
+  PyObject* row = PyList_GET_ITEM(rows.ptr(), static_cast<Py_ssize_t>(i));
+  if (!PyTuple_Check(row) || PyTuple_GET_SIZE(row) <= column) {
+    throw nb::type_error("a row is a tuple");
+  }
+  return PyTuple_GET_ITEM(row, column);
+}
+
+PyObject* dict(const nb::list& rows, std::size_t i) {
+  PyObject* group = item(rows, i, 0);
+  if (!PyDict_Check(group)) throw nb::type_error("a row begins with a dict");
+  return group;
+}
+
+// What a row's dictionary has by its key, borrowed; null for nothing.
+PyObject* found(const nb::list& rows, std::size_t i) {
+  PyObject* now = PyDict_GetItemWithError(dict(rows, i), item(rows, i, 1));
+  if (now == nullptr && PyErr_Occurred()) throw nb::python_error();
+  return now;
+}
+
+// What cannot be compared, as arrays with more than one element, has changed.
+bool equal(PyObject* now, PyObject* then) {
+  const int found = PyObject_RichCompareBool(now, then, Py_EQ);
+  if (found >= 0) return found;
+  if (!PyErr_ExceptionMatches(PyExc_RuntimeError) &&
+      !PyErr_ExceptionMatches(PyExc_ValueError) &&
+      !PyErr_ExceptionMatches(PyExc_TypeError)) {
+    throw nb::python_error();
+  }
+  PyErr_Clear();
+  return false;
+}
+
+bool holds(const nb::list& rows) {
+  // Comparing may run code of the caller's, so lists and rows are kept.
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    PyObject* now = found(rows, i);
+    if (now == item(rows, i, 2)) continue;
+    if (now == nullptr) return false;
+    const nb::object kept = nb::borrow(now);
+    if (!equal(now, item(rows, i, 2))) return false;
+  }
+  return true;
+}
+
+// Whether a getter or method without arguments gives the number that it gave.
+bool gives(const nb::object& number, PyObject* then) {
+  if (!number.is_valid()) throw nb::python_error();
+  const int found = PyObject_RichCompareBool(number.ptr(), then, Py_EQ);
+  if (found < 0) throw nb::python_error();
+  return found;
+}
+
+bool holds_tensors(const nb::list& rows) {
+  static PyObject* const version = PyUnicode_InternFromString("_version");
+  static PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    PyObject* tensor = item(rows, i, 2);
+    if (found(rows, i) != tensor) return false;
+    if (!gives(nb::steal(PyObject_GetAttr(tensor, version)), item(rows, i, 3)) ||
+        !gives(nb::steal(PyObject_CallMethodNoArgs(tensor, data_ptr)),
+               item(rows, i, 4))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool has_lengths(const nb::list& rows) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Py_ssize_t then = PyLong_AsSsize_t(item(rows, i, 1));
+    if (then < 0 && PyErr_Occurred()) throw nb::python_error();
+    if (PyDict_GET_SIZE(dict(rows, i)) != then) return false;
+  }
+  return true;
+}
+
+bool has_bytes(const nb::list& rows) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const void* place = PyLong_AsVoidPtr(item(rows, i, 0));
+    char* then = nullptr;
+    Py_ssize_t size = 0;
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(item(rows, i, 1), &then, &size)) {
+      throw nb::python_error();
+    }
+    if (std::memcmp(place, then, static_cast<std::size_t>(size)) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+NB_MODULE(_state, m) {
+  m.doc() = "Whether objects hold what they held.";
+  m.def("holds", &holds, "rows"_a);
+  m.def("holds_tensors", &holds_tensors, "rows"_a);
+  m.def("has_lengths", &has_lengths, "rows"_a);
+  m.def("has_bytes", &has_bytes, "rows"_a);
+}

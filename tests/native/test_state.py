@@ -1,0 +1,116 @@
+"""Whether objects hold what they held."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from memplan.native import _state  # noqa: E402
+
+
+def test_equal_values_are_the_same() -> None:
+    group: dict[str, object] = {"one": [1, 2], "nan": float("nan")}
+    rows = [(group, name, value) for name, value in group.items()]
+    assert _state.holds(rows)
+    group["one"] = [1, 2]
+    assert _state.holds(rows)
+    group["one"] = [1, 3]
+    assert not _state.holds(rows)
+
+
+def test_what_went_has_changed() -> None:
+    group: dict[str, object] = {"one": None}
+    rows = [(group, "one", None)]
+    assert _state.holds(rows)
+    del group["one"]
+    assert not _state.holds(rows)
+
+
+@pytest.mark.parametrize("now", [np.arange(3), torch.arange(3)])
+def test_what_cannot_be_compared_has_changed(now: Any) -> None:
+    assert not _state.holds([({"a": now}, "a", np.arange(3))])
+    assert _state.holds([({"a": now}, "a", now)])
+
+
+def test_errors_of_a_comparison_are_raised() -> None:
+    class Odd:
+        def __eq__(self, other: object) -> bool:
+            raise LookupError("odd")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    with pytest.raises(LookupError, match="odd"):
+        _state.holds([({"a": Odd()}, "a", 1)])
+
+
+def test_a_value_may_go_while_it_is_compared() -> None:
+    group: dict[str, object] = {}
+
+    class Going:
+        def __eq__(self, other: object) -> bool:
+            group.clear()
+            gc.collect()
+            return bool(seen() is self)
+
+        __hash__ = None  # type: ignore[assignment]
+
+    group["a"] = Going()
+    seen = weakref.ref(group["a"])
+    assert _state.holds([(group, "a", 1)])
+
+
+def test_tensors_are_the_same_by_version_and_address() -> None:
+    tensor = torch.zeros(4)
+    group = {"a": tensor}
+    row = (group, "a", tensor, tensor._version, tensor.data_ptr())
+    assert _state.holds_tensors([row])
+    group["a"] = torch.zeros(4)
+    assert not _state.holds_tensors([row])
+    group["a"] = tensor
+    tensor.add_(1)
+    assert not _state.holds_tensors([row])
+    assert _state.holds_tensors([(*row[:3], tensor._version, row[4])])
+    assert not _state.holds_tensors([(*row[:3], tensor._version, row[4] + 1)])
+
+
+def test_lengths_and_bytes() -> None:
+    group: dict[str, object] = {"a": 1}
+    assert _state.has_lengths([(group, 1)])
+    group["b"] = 2
+    assert not _state.has_lengths([(group, 1)])
+    memory = np.arange(8, dtype=np.uint8)
+    rows = [(memory.ctypes.data + 2, bytes([2, 3])), (memory.ctypes.data, b"\0")]
+    assert _state.has_bytes(rows)
+    memory[3] = 0
+    assert not _state.has_bytes(rows)
+
+
+@pytest.mark.parametrize(
+    ("function", "row"),
+    [
+        ("holds", ({}, "a")),
+        ("holds", ([], "a", 1)),
+        ("holds", [{}, "a", 1]),
+        ("holds", ({}, [], 1)),
+        ("holds_tensors", ({"a": 1}, "a", 1)),
+        ("has_lengths", ({}, "one")),
+        ("has_lengths", (3, 1)),
+        ("has_bytes", ("here", b"")),
+        ("has_bytes", (1, "text")),
+    ],
+)
+def test_wrong_rows_are_refused(function: str, row: Any) -> None:
+    with pytest.raises(TypeError):
+        getattr(_state, function)([row])
+
+
+def test_tensors_without_a_version_are_told() -> None:
+    one = 1
+    with pytest.raises(AttributeError):
+        _state.holds_tensors([({"a": one}, "a", one, 0, 0)])
