@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -21,6 +21,7 @@ from memplan.graph.call import Form, Inputs, Signature
 from memplan.graph.capture import Target, capture
 from memplan.graph.export import first_line
 from memplan.graph.nest import Kind
+from memplan.graph.parts import replaced
 from memplan.graph.program import Program
 from memplan.graph.standin import Run, StandIn
 from memplan.graph.weights import Weights, has_hooks
@@ -64,14 +65,14 @@ class Chunk:
             result = self._run(tensors, self._weights)
         return self.target.rebuild(list(result))
 
-    def inputs_of(
+    def answer(
         self, args: tuple[object, ...], kwargs: dict[str, Any]
-    ) -> Inputs | None:
-        """The inputs of a call of the module, if they are of this form, and its weights
-        as they were."""
+    ) -> Run | None:
+        """What computes the results of a call of the module, if its inputs are of this
+        form, and its weights as they were."""
         inputs = self._signature.arranged(self._weights.model, args, kwargs)
         fits = Form.of(inputs) == self._form and not self.outdated()
-        return inputs if fits else None
+        return partial(self, inputs) if fits else None
 
     def outdated(self) -> str:
         """What changed in the module since its export, hooks of its parts included; ""
@@ -169,7 +170,8 @@ class Chunked(StandIn):
     def _run(self, chunks: dict[str, Chunk], inputs: Inputs) -> object:
         if "" in chunks:
             return chunks[""](inputs)
-        with replaced(self.model, chunks):
+        parts = {path: chunk.answer for path, chunk in chunks.items()}
+        with replaced(self.model, parts):
             return inputs.run(self.model)
 
     def target(self, inputs: Inputs) -> Target:
@@ -247,36 +249,3 @@ class Chunked(StandIn):
 
 def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
-
-
-class replaced:  # noqa: N801 - used as a function
-    """While active, the submodules at some paths run in chunks.
-
-    Calls of a submodule with other arguments than it was chunked for run as before.
-    """
-
-    def __init__(self, model: nn.Module, chunks: Mapping[str, Chunk]) -> None:
-        self._model, self._chunks = model, chunks
-        self._before: list[tuple[nn.Module, Callable[..., object] | None]] = []
-
-    def __enter__(self) -> None:
-        for path, chunk in self._chunks.items():
-            module = self._model.get_submodule(path)
-            self._before.append((module, vars(module).get("forward")))
-            module.forward = _routed(module.forward, chunk)
-
-    def __exit__(self, *_: object) -> None:
-        for module, forward in reversed(self._before):
-            if forward is None:
-                vars(module).pop("forward", None)
-            else:
-                module.forward = forward
-        self._before.clear()
-
-
-def _routed(original: Callable[..., object], chunk: Chunk) -> Callable[..., object]:
-    def forward(*args: object, **kwargs: object) -> object:
-        inputs = chunk.inputs_of(args, kwargs)
-        return original(*args, **kwargs) if inputs is None else chunk(inputs)
-
-    return forward

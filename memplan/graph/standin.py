@@ -197,8 +197,7 @@ def original(model: nn.Module) -> nn.Module:
 
 def intercepted() -> str:
     """What sees or changes every operator of torch right now; "" for nothing."""
-    hooks = torch.nn.modules.module
-    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+    if global_hooks():
         return "all modules have hooks"
     if torch._C._len_torch_dispatch_stack() or _has_function_modes():
         return "a mode intercepts torch's functions"
@@ -207,6 +206,12 @@ def intercepted() -> str:
     if torch.autograd.forward_ad._current_level >= 0:
         return "it takes forward derivatives"
     return ""
+
+
+def global_hooks() -> bool:
+    """Whether all modules have hooks."""
+    hooks = nn.modules.module
+    return bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
 
 
 def _has_function_modes() -> bool:
