@@ -65,9 +65,7 @@ class Chunk:
             result = self._run(tensors, self._weights)
         return self.target.rebuild(list(result))
 
-    def answer(
-        self, args: tuple[object, ...], kwargs: dict[str, Any]
-    ) -> Run | None:
+    def answer(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> Run | None:
         """What computes the results of a call of the module, if its inputs are of this
         form, and its weights as they were."""
         inputs = self._signature.arranged(self._weights.model, args, kwargs)

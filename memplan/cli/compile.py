@@ -31,6 +31,7 @@ LEVELS = (
     *("status", "reason", "bytes_after", "arena", "beside", "requests_after"),
     *("error", "seconds_before", "seconds_after", "slowdown"),
 )
+PART = ("bytes_before", "bytes_after", "arena", "loops", "kernels", "packed")
 FRONT = (
     *("bytes_after", "arena", "beside", "loops", "again", "packed", "error"),
     *("seconds_before", "seconds_after", "slowdown"),
@@ -143,7 +144,8 @@ def command(
     if output is None:
         return
     if plan.plan is None:
-        show.complaint(f"the model runs unchanged, so {output} was not written")
+        why = "its parts have a plan each" if plan.parts else "the model runs unchanged"
+        show.complaint(f"{why}, so {output} was not written")
         return
     write_plan(plan.plan, output)
     if output != STDOUT:
@@ -163,7 +165,8 @@ def _as_json(plan: CompilePlan, steps: Sequence[Level], output: Path | None) -> 
     entries = show.picked(plan, *FIELDS)
     arena = plan.plan and show.picked(plan.plan, "peak", "lower_bound")
     levels = [{"name": each.name, **show.picked(each.plan, *LEVELS)} for each in steps]
-    entries |= {"plan": arena, "output": output, "levels": levels}
+    parts = [{"path": p, **show.picked(each, *PART)} for p, each in plan.parts.items()]
+    entries |= {"plan": arena, "output": output, "levels": levels, "parts": parts}
     show.as_json(entries, "memplan.compile")
 
 
@@ -229,8 +232,41 @@ def _lent(count: int) -> list[tuple[str, str]]:
     return [("in a result", f"{count:,} {many}, until it is written")] if count else []
 
 
+def _parts(name: str, plan: CompilePlan) -> None:
+    """Print what compiling the parts of a model brought."""
+    bytes_ = map(format_bytes, (plan.bytes_before, plan.bytes_after))
+    times = map(format_seconds, (plan.seconds_before, plan.seconds_after))
+    rows = [
+        ("as a whole", plan.reason),
+        ("activations", "{} before, {} after".format(*bytes_)),
+        ("arena", f"{format_bytes(plan.arena)}, of the part that needs most"),
+        ("beside it", f"{format_bytes(plan.beside)}, the model's own included"),
+        ("requests", f"{plan.requests_before:,} before, {plan.requests_after:,} after"),
+        ("time", "{} before, {} after, ".format(*times) + f"ratio {plan.slowdown:.2f}"),
+        ("relative error", f"at most {plan.error:.1e}" if plan.error else "none"),
+    ]
+    if plan.packed:
+        kept = f"{format_bytes(plan.packed)} of weights, kept beside the model's"
+        rows.append(("packed", kept))
+    show.facts(
+        f"memplan: {name} runs, {len(plan.parts):,} of its parts in one arena", rows
+    )
+    table = [
+        [
+            path,
+            *map(format_bytes, (each.bytes_before, each.bytes_after)),
+            str(each.loops),
+        ]
+        for path, each in plan.parts.items()
+    ]
+    show.table("its parts, by themselves", ("", "before", "after", "loops"), table)
+
+
 def _report(name: str, plan: CompilePlan, holds_outputs: bool) -> None:
     """Print what compiling brought; holds_outputs: whether the arena does."""
+    if plan.parts:
+        _parts(name, plan)
+        return
     if plan.plan is None:
         only = [("activations", format_bytes(plan.bytes_before))]
         show.facts(f"memplan: {name} stays unchanged: {plan.reason}", only)

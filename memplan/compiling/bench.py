@@ -254,14 +254,21 @@ class Bench:
 
     def _error(self, runner: Runner) -> float:
         """The largest error of the runner's results, on these inputs and on noise."""
+
+        def run(given: Inputs) -> object:
+            if difference := runner.difference(given):  # kernels would read elsewhere
+                raise MemplanError(f"it is compiled {difference}")
+            return runner(given)
+
+        return self.error_of(run)
+
+    def error_of(self, run: Callable[[Inputs], object]) -> float:
+        """The largest error of what `run` returns, on these inputs and on noise."""
         model, inputs = self.model, self.inputs
 
         def as_model(*args: object, **kwargs: object) -> object:
-            given = Inputs(args, kwargs)
-            if difference := runner.difference(given):  # kernels would read elsewhere
-                raise MemplanError(f"it is compiled {difference}")
             # None is held while the next runs, as otherwise copying would begin.
-            return changed(runner(given), torch.clone)
+            return changed(run(Inputs(args, kwargs)), torch.clone)
 
         expected = results_of(inputs, model, model)
         found = results_of(inputs, model, as_model, len(expected))
@@ -312,19 +319,27 @@ class Bench:
             plan=schedule.plan,
         )
         module = Compiled(model, plan, runner)
+        self.timed(module)
+        return module
+
+    def timed(self, module: Compiled) -> None:
+        """Add the times of model and module to its plan, which then is kept."""
+        model, inputs = self.model, self.inputs
         runs = [lambda: inputs.run(model), lambda: inputs.run(module)]
         with torch.no_grad():
             before, after = seconds(runs)
             if after > self.slowest * before:  # another program may have disturbed it
                 more = seconds(runs, enough=PATIENT)
                 before, after = map(min, zip((before, after), more, strict=True))
-        module.memplan = replace(plan, seconds_before=before, seconds_after=after)
+        module.memplan = replace(
+            module.memplan, seconds_before=before, seconds_after=after
+        )
         self.plans.append(module.memplan)
-        return module
 
     def judged(self, module: Compiled) -> Compiled:
         """The module; the model itself if it gains nothing."""
-        reason = module.runner and self._objection(module.memplan)
+        plan = module.memplan
+        reason = plan.status == "compiled" and self._objection(plan)
         return self.unchanged(reason) if reason else module
 
     def _objection(self, plan: CompilePlan) -> str:

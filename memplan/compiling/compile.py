@@ -24,6 +24,7 @@ from memplan.chunking.shapes import resized, same_operators
 from memplan.compiling.bench import Bench, CompileOptions, too_slow
 from memplan.compiling.costs import in_arena
 from memplan.compiling.module import Compiled, tensors_of
+from memplan.compiling.parts import in_parts
 from memplan.compiling.report import CompilePlan, Front
 from memplan.compiling.schedule import Choices, flattened
 from memplan.errors import NoPlanError
@@ -57,11 +58,13 @@ def compile(  # noqa: A001 - the verb's name in memplan
     beside it: bytes, as in "24MiB", a share of today's peak, as in "25%", or "min";
     without it nothing runs in chunks.
 
-    The model is exported once. The order of its operators is the best that a search
-    finds, results are written over operands that nobody needs, and all storages lie in
-    an arena at offsets that verify. The results are compared with the model's on these
-    inputs and on noise; memory and time are measured. If the results differ, or nothing
-    is gained, `model` runs unchanged. The attribute `memplan` is the CompilePlan.
+    The model is exported once; if that fails, those of its submodules that can be
+    exported run so, and the model itself around them. The order of the operators is the
+    best that a search finds, results are written over operands that nobody needs, and
+    all storages lie in an arena at offsets that verify. The results are compared with
+    the model's on these inputs and on noise; memory and time are measured. If the
+    results differ, or nothing is gained, `model` runs unchanged. The attribute
+    `memplan` is the CompilePlan.
 
     At the first call with inputs of another form (sizes, types, memory layout, other
     arguments) the module compiles for these, too. Within a budget it keeps its loops,
@@ -167,10 +170,24 @@ class _Compiling:
         if self._has_whole(exports):
             found = bench.judged(bench.made(bench.target.program))
         else:
-            found = bench.unchanged(exports.left_alone[""])
+            found = self._parts(exports, wanted)
         if wanted is None or wanted.least:
             return exports, found, math.inf
         return exports, found, wanted.bytes_of(bench.before)
+
+    def _parts(self, exports: Exports, wanted: Budget | None) -> Compiled:
+        """The model with submodules in one arena."""
+        bench = self._bench
+        options = replace(bench.options, reuse_outputs=False)
+        limit = math.inf
+        if wanted is not None and not wanted.least:
+            limit = wanted.bytes_of(bench.before)
+
+        def making(module: nn.Module, inputs: Inputs, room: int | None) -> Compiled:
+            least = wanted is not None and wanted.least
+            return compile(module, inputs, "min" if least else room, options)
+
+        return in_parts(bench, exports, limit, making)
 
     def _relooped(
         self, exports: Exports, recipe: Recipe, limit: float
@@ -254,6 +271,8 @@ class _Compiling:
         exports, found, limit = self._without_loops(wanted)
         least = wanted is not None and wanted.least
         if found.memplan.bytes_after <= limit and not least:
+            return found
+        if exports.left_alone and least:
             return found
         if exports.left_alone:
             raise _too_large(found, limit, self._bench.internal_errors)

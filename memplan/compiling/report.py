@@ -27,8 +27,11 @@ class CompilePlan:
     of constants computed in advance, which are kept. packed: bytes of convolutions'
     weights that are kept in their kernels' layout, beside the model's. error: largest
     relative error to the model. seconds_before, seconds_after: the least of several
-    runs in turns. plan: the arena's plan, which says how good it is. internal_errors:
-    how many sets of kernels, regions or plans each defect of memplan dropped.
+    runs in turns. plan: the arena's plan, which says how good it is. parts: by path,
+    the submodules that run in one arena, of a model that cannot be exported, for
+    `reason`; it then has no `plan` of its own, and their operators are counted.
+    internal_errors: how many sets of kernels, regions or plans each defect of memplan
+    dropped.
     """
 
     status: str
@@ -57,6 +60,7 @@ class CompilePlan:
     seconds_before: float = 0.0
     seconds_after: float = 0.0
     plan: Plan | None = None
+    parts: dict[str, CompilePlan] = field(default_factory=dict)
     internal_errors: dict[str, int] = field(default_factory=dict)
 
     @property

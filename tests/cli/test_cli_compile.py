@@ -22,6 +22,14 @@ torch.set_num_threads(1)
 def both(): return models.attention(64)
 def alone(): return models.attention()[0]
 def inputs(): return (torch.randn(1, 64, 16),)
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = models.attention(64)[0]
+    def forward(self, x):
+        y = self.inner(x)
+        return y if y.sum() > 0 else -y
+def odd(): return Odd().eval(), (torch.randn(1, 64, 16),)
 def tiny(): return nn.ReLU().eval(), (torch.randn(2),)
 """
 ANY = ("--max-slowdown", "1e9")
@@ -105,6 +113,19 @@ def test_a_front_has_many_plans(compiled: Command, other: tuple[str, ...]) -> No
     said = compiled("m.py:tiny", "--front", *other)
     assert said.code == 2
     assert "--front lists many plans" in said.err
+
+
+def test_parts_of_a_model_are_a_table(compiled: Command, tmp_path: Path) -> None:
+    said = compiled("m.py:odd", *ANY, "-o", "arena.json")
+    assert said.code == 0, said.err
+    assert said.out.startswith("memplan: Odd runs, 1 of its parts in one arena")
+    assert "torch.export cannot take this model" in said.out
+    assert said.out.splitlines()[-1].startswith("inner ")
+    assert "its parts have a plan each, so arena.json was not written" in said.err
+    assert not (tmp_path / "arena.json").exists()
+    found = json.loads(compiled("m.py:odd", *ANY, "--json").out)
+    assert [each["path"] for each in found["parts"]] == ["inner"]
+    assert (found["status"], found["plan"]) == ("compiled", None)
 
 
 def test_a_limit_of_time_is_a_number(compiled: Command) -> None:

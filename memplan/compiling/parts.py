@@ -1,0 +1,129 @@
+"""Models that cannot be exported as a whole: their submodules run in one arena."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from memplan.compiling.bench import Bench, requests
+from memplan.compiling.module import Compiled
+from memplan.compiling.report import CompilePlan
+from memplan.errors import NoPlanError
+from memplan.graph.arenas import ArenaPool
+from memplan.graph.call import Inputs
+from memplan.graph.capture import Exports, first_calls
+from memplan.graph.check import tolerance_of
+from memplan.graph.measure import activation_peak
+from memplan.graph.parts import replaced
+from memplan.graph.standin import StandIn, is_traced
+
+FEWEST = 3  # operators of a part: fewer gain nothing
+Making = Callable[[nn.Module, Inputs, int | None], Compiled]
+"""Compiles a submodule for inputs within a budget of bytes, if one is given."""
+
+
+class CompiledParts(Compiled):
+    """A model that runs itself, with submodules that run in one arena.
+
+    parts: what answers for them, by path.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: CompilePlan, parts: Mapping[str, Compiled]
+    ) -> None:
+        super().__init__(model, plan, None)
+        self.parts = dict(parts)
+
+    @property
+    def plans(self) -> list[CompilePlan]:
+        """The model's; those of its parts are theirs."""
+        return [self.memplan]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        given = *args, *kwargs.values()
+        if is_traced(given):
+            return self.model.forward(*args, **kwargs)
+        if reason := self.unsupported(args, kwargs):
+            self._warn(reason)
+            return self.model(*args, **kwargs)
+        with torch.no_grad():  # parts that fail run the model's, and say so
+            result = self.run(Inputs(args, kwargs))
+        return self._without_gradients(result, given)
+
+    def run(self, inputs: Inputs) -> object:
+        """The model's results, computed by the parts where they can."""
+        parts = {
+            path: lambda args, kwargs, part=part: partial(part.forward, *args, **kwargs)
+            for path, part in self.parts.items()
+        }
+        with replaced(self.model, parts):
+            return inputs.run(self.model)
+
+
+def in_parts(bench: Bench, exports: Exports, limit: float, making: Making) -> Compiled:
+    """The model with those of its submodules in an arena that gain by it, measured.
+
+    exports: of its submodules, as the whole has no export. limit: bytes that all may
+    take. The model itself, with a reason, if no part gains anything. Raises NoPlanError
+    if a part exceeds its share of the limit.
+    """
+    model = bench.model
+    calls = first_calls(model, bench.inputs)
+    parts: dict[str, Compiled] = {}
+    for target in exports.targets:
+        module = model.get_submodule(target.path)
+        if isinstance(module, StandIn) or len(target.program.ops) < FEWEST:
+            continue
+        bench.progress(f"compiling {target.path}")
+        room = None if limit == math.inf else max(0, int(limit) - target.outside)
+        try:
+            made = making(module, calls[target.path], room)
+        except NoPlanError as problem:
+            raise NoPlanError(f"{target.path}: {problem}", problem.peak) from problem
+        if made.runner is not None:
+            parts[target.path] = made
+    if not parts:
+        return bench.unchanged(exports.left_alone[""])
+    pool = ArenaPool()  # one after the other takes from it
+    for part in parts.values():
+        assert part.runner is not None
+        part.runner.arenas = pool
+    why = exports.left_alone[""]
+    plan = CompilePlan("compiled", why, torch.__version__, bench.before)
+    return _measured(bench, CompiledParts(model, plan, parts))
+
+
+def _measured(bench: Bench, module: CompiledParts) -> Compiled:
+    """The module with its figures; the model itself if it is wrong or gains nothing."""
+    inputs, plans = bench.inputs, {p: m.memplan for p, m in module.parts.items()}
+    bench.progress("checking the results")
+    error = bench.error_of(module.run)
+    if error > (most := tolerance_of([inputs.run(bench.model)])):
+        return bench.unchanged(f"results differ by {error:.1e}, more than {most:.0e}")
+    bench.progress("measuring")
+    arena = max(each.arena for each in plans.values())
+    beside = activation_peak(lambda: module.run(inputs))
+    module.memplan = replace(
+        module.memplan,
+        bytes_after=arena + beside,
+        arena=arena,
+        beside=beside,
+        requests_before=requests(lambda: inputs.run(bench.model)),
+        requests_after=requests(lambda: module.run(inputs)),
+        operators=sum(each.operators for each in plans.values()),
+        loops=sum(each.loops for each in plans.values()),
+        kernels=sum(each.kernels for each in plans.values()),
+        fused=sum(each.fused for each in plans.values()),
+        folded=sum(each.folded for each in plans.values()),
+        packed=sum(each.packed for each in plans.values()),
+        error=error,
+        parts=plans,
+    )
+    bench.timed(module)
+    return bench.judged(module)
