@@ -22,6 +22,8 @@ MISSES = 2  # failed budgets, each half of the one before, before bisection
 NEAR = 0.95  # that search ends when the highest failed budget is this near the best
 ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
+LOWER = 0.7  # times a budget that is missed or kept too slowly: the next to try
+LOWERED = 4  # budgets that are tried for one
 
 Made = TypeVar("Made")
 Peaks = tuple[int, int]
@@ -122,6 +124,43 @@ class Descent(Generic[Made]):
         enough = self._options.enough
         module = self._bench.fastest(modules, enough)
         return module, self._bench.slowdown(module) <= enough
+
+    def fast_within(self, limit: int) -> tuple[Made | None, bool]:
+        """The fastest module found within `limit` bytes, and whether it is fast enough;
+        None if none keeps to it.
+
+        A lower budget leads to other regions, so where none is found, or only slow
+        ones, lower budgets are tried until MISSES of all find nothing.
+        """
+        fitting: list[Made] = []
+        nearest: Made | None = None
+        aim, missed = limit, 0
+        for _ in range(LOWERED):
+            try:
+                found = self.within(aim)
+            except KeyboardInterrupt:
+                if not fitting:
+                    raise
+                self.interrupted = True
+                break
+            near = [each for each in (nearest, self.nearest) if each is not None]
+            nearest = min(near, key=self._bench.peak, default=None)
+            if not found and self.nearest is not None:  # it may keep to `limit`
+                found = [self.nearest]
+            within = [each for each in found if self._bench.peak(each) <= limit]
+            missed += not within
+            if within:
+                best, fast = self.fastest(within)
+                fitting.append(best)
+                if fast:
+                    return best, True
+            if missed == MISSES or self.interrupted or time.monotonic() > self._stop:
+                break
+            aim = int(LOWER * aim)
+        self.nearest = nearest
+        if not fitting:
+            return None, False
+        return min(fitting, key=self._bench.slowdown), False
 
     def least(self) -> tuple[Made | None, bool]:
         """The module with the lowest peak, and whether it is fast enough; None if none

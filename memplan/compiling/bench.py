@@ -180,45 +180,64 @@ class Bench:
                 return 2, plan.bytes_after
             return bool(self._objection(plan)), plan.slowdown
 
-        loops = any(isinstance(step, Loop) for step in program.ops)
-        effort = EFFORT // LESS if loops else EFFORT
-        most = self.before if self.options.pack is None else None
-        best, failed, plain = None, list[str](), False
-        for kernels in list(self.kernels):
+        best, failed = None, list[str]()
+        for choices in self._choices(program, limit):
             try:
-                folds = max(SMALL, self.before // 50)
-                held = self.options.reuse_outputs
-                choices = Choices(kernels, effort, most, folds, held)
-                runner = Runner(self.target, program, self.inputs, choices)
+                found, plain = self._tried(program, again, choices)
             except PackedTooMuchError:
-                self.kernels.remove(kernels)
                 continue
-            except NoTapeError as refusal:
-                reason = f"it has {refusal}, which a tape cannot hold"
-                found = self.unchanged(reason)
-            except Exception as failure:  # the model itself runs
-                found = self.unchanged(f"{DEFECT}{first_line(failure)}")
-            else:
-                schedule = runner.schedule
-                kept = schedule.packed + schedule.flat.folded
-                both = kept + schedule.plan.peak
-                if most is not None and schedule.packed and both > most:
-                    continue
-                found = self._checked(runner, program, again)
-                # So without these kernels it is the same.
-                plain = not schedule.packed and not schedule.relieved
             if found.runner is None:
                 failed.append(found.memplan.reason)
             best = min([*([best] if best else []), found], key=rank)
             # Without packed weights memory goes before time.
-            enough = math.inf if kernels == (LESS_SCRATCH,) else 1.0
-            if plain or rank(best) <= (0, enough):
+            enough = math.inf if choices.kernels == (LESS_SCRATCH,) else 1.0
+            fits = rank(found)[0] < 2
+            if rank(best) <= (0, enough) or (plain and (fits or not choices.room)):
                 break
         assert best is not None
         if best.runner is not None:  # else its reason is told
             defects = (each for each in failed if each.startswith(DEFECT))
             self.internal_errors.update(defects)
         return best
+
+    def _choices(self, program: Program, limit: float) -> Iterator[Choices]:
+        """How a program may be scheduled, the most promising first."""
+        loops = any(isinstance(step, Loop) for step in program.ops)
+        base = Choices(
+            effort=EFFORT // LESS if loops else EFFORT,
+            most=self.before if self.options.pack is None else None,
+            folds=max(SMALL, self.before // 50),
+            holds_outputs=self.options.reuse_outputs,
+        )
+        for kernels in list(self.kernels):
+            if kernels == (LESS_SCRATCH,) and limit < math.inf:
+                yield replace(base, kernels=kernels, room=int(limit))
+            yield replace(base, kernels=kernels)
+
+    def _tried(
+        self, program: Program, again: tuple[str, ...], choices: Choices
+    ) -> tuple[Compiled, bool]:
+        """A module, measured; the model itself if that is wrong. And whether it would
+        be the same without kernels.
+
+        Raises PackedTooMuchError if packed weights take more than they may.
+        """
+        try:
+            runner = Runner(self.target, program, self.inputs, choices)
+        except PackedTooMuchError:
+            self.kernels.remove(choices.kernels)
+            raise
+        except NoTapeError as refusal:
+            reason = f"it has {refusal}, which a tape cannot hold"
+            return self.unchanged(reason), False
+        except Exception as failure:  # the model itself runs
+            return self.unchanged(f"{DEFECT}{first_line(failure)}"), False
+        schedule = runner.schedule
+        both = schedule.packed + schedule.flat.folded + schedule.plan.peak
+        if choices.most is not None and schedule.packed and both > choices.most:
+            raise PackedTooMuchError
+        found = self._checked(runner, program, again)
+        return found, not schedule.packed and not schedule.relieved
 
     def _checked(
         self, runner: Runner, program: Program, again: tuple[str, ...]

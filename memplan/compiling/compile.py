@@ -164,13 +164,14 @@ class _Compiling:
         bench = self._bench
         bench.slowest = bench.options.max_slowdown or _usual(wanted)
         exports = self._exported()
+        limit = math.inf
+        if wanted is not None and not wanted.least:
+            limit = wanted.bytes_of(bench.before)
         if self._has_whole(exports):
-            found = bench.judged(bench.made(bench.target.program))
+            found = bench.judged(bench.made(bench.target.program, limit=limit))
         else:
             found = bench.unchanged(exports.left_alone[""])
-        if wanted is None or wanted.least:
-            return exports, found, math.inf
-        return exports, found, wanted.bytes_of(bench.before)
+        return exports, found, limit
 
     def _relooped(
         self, exports: Exports, recipe: Recipe, limit: float
@@ -278,10 +279,10 @@ class _Compiling:
             if module is not None and fast and bench.peak(module) < bench.peak(found):
                 return module
             return found
-        if within := descent.within(int(limit)):
-            module, fast = descent.fastest(within)
-            if fast:
-                return module
+        module, fast = descent.fast_within(int(limit))
+        if module is not None and fast:
+            return module
+        if module is not None:
             slow = too_slow(module.memplan, bench.slowest)
             raise NoPlanError(
                 f"{format_bytes(bench.peak(module))} in one arena fit the budget of "

@@ -85,7 +85,8 @@ class Choices:
     at the peak with less scratch, if that can be. effort: of the search for an order,
     the best of which is taken. most: bytes that packed weights, and constants
     that are computed once, may take; None for any. folds: bytes of these constants
-    where no weights are packed. holds_outputs: whether they lie in the arena.
+    where no weights are packed. holds_outputs: whether they lie in the arena. room:
+    bytes that an arena may take, where less scratch costs time for nothing.
     """
 
     kernels: tuple[str, ...] = ()
@@ -93,6 +94,7 @@ class Choices:
     most: int | None = None
     folds: float = math.inf
     holds_outputs: bool = False
+    room: int = 0
 
 
 DEFAULTS = Choices()
@@ -159,7 +161,7 @@ def scheduled(
     relieved = False
     if choices.kernels == (LESS_SCRATCH,):
         over = partial(ways.overwritable, flat.program)
-        less = with_less_scratch(flat, ways.asked, over, Inference())
+        less = with_less_scratch(flat, ways.asked, over, Inference(), choices.room)
         if relieved := less is not flat:
             flat, ways = less, ways_of(less.program, less.constants, inputs)
     if choices.holds_outputs:
