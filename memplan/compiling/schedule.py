@@ -14,7 +14,7 @@ from memplan.compiling.fused import converted, fused
 from memplan.compiling.layouts import straightened
 from memplan.compiling.passes import Flat, copied, expanded, folded, unrolled
 from memplan.compiling.scratch import with_less_scratch
-from memplan.compiling.serve import ways_of
+from memplan.compiling.serve import Ways, ways_of
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
 from memplan.errors import MemplanError
@@ -24,7 +24,7 @@ from memplan.graph.lending import ALIGNMENT
 from memplan.graph.lives import lives
 from memplan.graph.nest import storages
 from memplan.graph.order import EFFORT, Order, least_peak, reordered, tasks_of
-from memplan.graph.program import Program, Step
+from memplan.graph.program import Program, Step, refs
 from memplan.recording.shim import install
 from memplan.solving.solve import solve
 
@@ -140,6 +140,18 @@ def _passed(
 LESS_SCRATCH = "less scratch"  # for `Choices.kernels`, alone
 
 
+WORTH = 0.95  # of an arena, at most, where a result is copied
+
+
+def _others(program: Program, ways: Ways) -> set[str]:
+    """The storages of results but the largest if its kernel allocates it. Nothing can
+    lie in that memory before, but in a copy's."""
+    names = dict.fromkeys(refs(program.outputs))
+    largest = max(names, key=lambda name: program.metas[name].bytes, default="")
+    roots = {name: program.roots[name] for name in names}
+    return {each for name, each in roots.items() if name != largest} | {*ways.served}
+
+
 def scheduled(
     program: Program,
     constants: Mapping[str, Tensor],
@@ -173,6 +185,13 @@ def scheduled(
     flat = replace(flat, program=reordered(flat.program, order.order))
     held = ways.served.keys(), ways.asked, candidates, choices.holds_outputs
     found = lives(flat.program, *held)
+    if not choices.holds_outputs and found.loan is None:
+        program, copies = copied(flat.program, _others(flat.program, ways), Inference())
+        late = ways.with_copies(copies)
+        over = partial(late.overwritable, program)
+        other = lives(program, late.served.keys(), late.asked, over)
+        if other.loan is not None and other.least <= WORTH * found.least:
+            flat, ways, found = replace(flat, program=program), late, other
     plan = solve(found.problem)
     plans = [plan, *([found.loan.plan] if found.loan else [])]
     if violations := [each for made in plans for each in verify(made)]:
