@@ -23,7 +23,8 @@ NEAR = 0.95  # that search ends when the highest failed budget is this near the 
 ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
 LOWER = 0.7  # times a budget that is missed or kept too slowly: the next to try
-LOWERED = 4  # budgets that are tried for one
+LOWERED = 5  # goals that are tried for a budget
+SPARE = 0.9  # of an estimate, at most, where more is searched for as well
 
 Made = TypeVar("Made")
 Peaks = tuple[int, int]
@@ -113,6 +114,7 @@ class Descent(Generic[Made]):
         self._exports, self._bench, self._costs = exports, bench, costs
         self._whole, self._options, self._built = whole, options, built
         self._tries: dict[str, Tries] = {}  # of each part
+        self._over = 1.0  # the estimate over the measured peak of the last module
         self._used: list[Tried] = []  # what the trials of a goal began with
         # Of each way that was built for a limit; None: its results differ, or it fits.
         self._known: dict[str, Peaks | None] = {}
@@ -134,10 +136,10 @@ class Descent(Generic[Made]):
         """
         fitting: list[Made] = []
         nearest: Made | None = None
-        aim, missed = limit, 0
+        aim, goal, missed = limit, 0, 0
         for _ in range(LOWERED):
             try:
-                found = self.within(aim)
+                found = self.within(aim, goal)
             except KeyboardInterrupt:
                 if not fitting:
                     raise
@@ -156,7 +158,11 @@ class Descent(Generic[Made]):
                     return best, True
             if missed == MISSES or self.interrupted or time.monotonic() > self._stop:
                 break
-            aim = int(LOWER * aim)
+            wider = int(limit * self._over)
+            if within and not goal and limit < SPARE * wider:
+                goal = wider  # what fits needs less than estimated: so may others
+            else:
+                aim = goal = int(LOWER * aim)
         self.nearest = nearest
         if not fitting:
             return None, False
@@ -203,12 +209,13 @@ class Descent(Generic[Made]):
             limit = min(limit, high) // 2 if down else (low + high) // 2
         return (slow, False) if best is None else (best, True)
 
-    def within(self, limit: int) -> list[Made]:
+    def within(self, limit: int, first: int = 0) -> list[Made]:
         """Correct modules whose measured peak is at most `limit` bytes, best first.
 
-        Raises KeyboardInterrupt if Ctrl-C ended the search before there was one.
+        first: bytes of the first estimates; 0 for `limit`. Raises KeyboardInterrupt if
+        Ctrl-C ended the search before there was one.
         """
-        goal = lowest = limit
+        goal = lowest = first or limit
         seen: set[Peaks] = set()
         self.nearest, self._known = None, {}
         for tries in self._tries.values():
@@ -252,6 +259,7 @@ class Descent(Generic[Made]):
             if module is None:
                 continue
             needs = self._bench.peak(module)
+            self._over = self._estimated(trials) / max(1, needs)
             if self.nearest is None or needs < self._bench.peak(self.nearest):
                 self.nearest = module
             if needs <= limit:

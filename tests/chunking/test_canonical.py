@@ -237,6 +237,54 @@ def test_products_of_flattened_rows_are_parted(way: str) -> None:
     assert products(program) == 2
 
 
+def grouped(input: Any, weight: Any, offs: Any) -> Any:  # noqa: A002
+    result = input.new_empty(len(input), weight.shape[2])
+    start = 0
+    for matrix, end in zip(weight, offs.tolist(), strict=True):
+        torch.mm(input[start:end], matrix, out=result[start:end])
+        start = end
+    return result
+
+
+NAME = "grouped_mm_fallback"
+if not hasattr(torch.ops.transformers, NAME):  # as the library transformers defines it
+    LIBRARY = torch.library.Library("transformers", "FRAGMENT")
+    LIBRARY.define(f"{NAME}(Tensor input, Tensor weight, Tensor offs) -> Tensor")
+    LIBRARY.impl(NAME, grouped, "CPU")
+    LIBRARY.impl(NAME, lambda x, w, _: x.new_empty(len(x), w.shape[2]), "Meta")
+
+
+class Experts(nn.Module):
+    """Rows times the matrix of their expert, gate and values in one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Parameter(torch.randn(3, 256, 32) / 6)
+        self.down = nn.Parameter(torch.randn(3, 32, 128) / 11)
+
+    def forward(self, x: Any, ends: Any) -> Any:
+        product = torch.ops.transformers.grouped_mm_fallback
+        one, other = product(x, self.both.transpose(1, 2), ends).chunk(2, -1)
+        return product(one.sigmoid() * other, self.down.transpose(1, 2), ends)
+
+
+def test_products_of_groups_are_parted_and_run_in_chunks() -> None:
+    torch.manual_seed(0)
+    model = Experts().eval()
+    inputs = torch.randn(500, 32), torch.tensor([120, 120, 500])
+    inference = Inference()
+    program = searchable(lower(export(model, inputs, {}), inference), inference)
+    assert products(program) == 3
+    options = ChunkOptions(max_slowdown=None)
+    before = chunk(model, inputs, "100%").memplan.measured_bytes_after
+    module = chunk(model, inputs, before // 2, options=options)
+    assert module.memplan.status == "chunked"
+    others = torch.randn(500, 32), torch.tensor([0, 499, 500])
+    for given in (inputs, others):
+        with torch.no_grad():
+            torch.testing.assert_close(module(*given), model(*given))
+
+
 def test_a_product_that_is_needed_whole_stays() -> None:
     program = prepared(Joined("whole too"), torch.randn(2, LENGTH, 32))
     assert products(program) == 1
