@@ -40,6 +40,7 @@ from memplan.graph.script import NoTapeError
 from memplan.units import format_bytes
 
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
+LEAST = 1  # byte: a room with less than which no operator makes do
 SMALL = 1 << 16  # bytes of constants, computed once, that are nothing to speak of
 PATIENT = 1.5  # seconds of a second measurement
 DEFECT = "internal error: "
@@ -192,7 +193,7 @@ class Bench:
             # Without packed weights memory goes before time.
             enough = math.inf if choices.kernels == (LESS_SCRATCH,) else 1.0
             fits = rank(found)[0] < 2
-            if rank(best) <= (0, enough) or (plain and (fits or not choices.room)):
+            if rank(best) <= (0, enough) or (plain and (fits or choices.room <= LEAST)):
                 break
         assert best is not None
         if best.runner is not None:  # else its reason is told
@@ -210,9 +211,9 @@ class Bench:
             holds_outputs=self.options.reuse_outputs,
         )
         for kernels in list(self.kernels):
-            if kernels == (LESS_SCRATCH,) and limit < math.inf:
-                yield replace(base, kernels=kernels, room=int(limit))
-            yield replace(base, kernels=kernels)
+            tight = kernels == (LESS_SCRATCH,) and limit < math.inf
+            for room in (int(limit), LEAST) if tight else (0,):
+                yield replace(base, kernels=kernels, room=room)
 
     def _tried(
         self, program: Program, again: tuple[str, ...], choices: Choices

@@ -86,7 +86,7 @@ class Choices:
     the best of which is taken. most: bytes that packed weights, and constants
     that are computed once, may take; None for any. folds: bytes of these constants
     where no weights are packed. holds_outputs: whether they lie in the arena. room:
-    bytes that an arena may take, where less scratch costs time for nothing.
+    see `with_less_scratch`.
     """
 
     kernels: tuple[str, ...] = ()

@@ -57,9 +57,10 @@ def with_less_scratch(
     """The program with operators that take less scratch, where that lowers its peak.
 
     asked: what operators ask for. candidates: operands that results may overwrite.
-    room: bytes that the peak may take; less is not wanted. Only convolutions and
-    pooling of pictures in float32, in row-major order. Results are equal to the
-    program's but for rounding. The same object if nothing is to change.
+    room: bytes that the peak may take; 0 for less, as far as that costs little time.
+    Only convolutions and pooling of pictures in float32, in row-major order. Results
+    are equal to the program's but for rounding. The same object if nothing is to
+    change.
     """
     program = flat.program
     names = {op.name for op in program.ops if isinstance(op, Op) and _is(program, op)}
@@ -72,7 +73,7 @@ def with_less_scratch(
     levels = profile(program, beside=others, candidates=candidates)
     own = [scratch.get(step.name, 0) for step in program.ops]
     most = max(map(add, levels.live, own), default=0)
-    goal = max(levels.peak, int(ENOUGH * most), room)
+    goal = max(levels.peak, room or int(ENOUGH * most))
     ways = {}
     for op, level, more in zip(program.ops, levels.live, own, strict=True):
         if isinstance(op, Op) and more and level + more > goal:

@@ -20,6 +20,7 @@ from memplan.graph.infer import Inference  # noqa: E402
 from memplan.graph.liveness import profile  # noqa: E402
 from memplan.graph.lower import lower  # noqa: E402
 from memplan.graph.program import Op  # noqa: E402
+from tests.chunking.experts import grouped  # noqa: E402
 
 pytestmark = pytest.mark.torch
 attend = nn.functional.scaled_dot_product_attention
@@ -237,23 +238,6 @@ def test_products_of_flattened_rows_are_parted(way: str) -> None:
     assert products(program) == 2
 
 
-def grouped(input: Any, weight: Any, offs: Any) -> Any:  # noqa: A002
-    result = input.new_empty(len(input), weight.shape[2])
-    start = 0
-    for matrix, end in zip(weight, offs.tolist(), strict=True):
-        torch.mm(input[start:end], matrix, out=result[start:end])
-        start = end
-    return result
-
-
-NAME = "grouped_mm_fallback"
-if not hasattr(torch.ops.transformers, NAME):  # as the library transformers defines it
-    LIBRARY = torch.library.Library("transformers", "FRAGMENT")
-    LIBRARY.define(f"{NAME}(Tensor input, Tensor weight, Tensor offs) -> Tensor")
-    LIBRARY.impl(NAME, grouped, "CPU")
-    LIBRARY.impl(NAME, lambda x, w, _: x.new_empty(len(x), w.shape[2]), "Meta")
-
-
 class Experts(nn.Module):
     """Rows times the matrix of their expert, gate and values in one product."""
 
@@ -263,7 +247,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.randn(3, 32, 128) / 11)
 
     def forward(self, x: Any, ends: Any) -> Any:
-        product = torch.ops.transformers.grouped_mm_fallback
+        product = grouped()
         one, other = product(x, self.both.transpose(1, 2), ends).chunk(2, -1)
         return product(one.sigmoid() * other, self.down.transpose(1, 2), ends)
 
