@@ -126,8 +126,9 @@ def _ways(program: Program, op: Op, scratch: int) -> Iterator[_Way]:
             for parts in _parts(result, CHANNELS):
                 yield _Way(copies + (blocks + result.bytes) // parts, parts, CHANNELS)
     if _is_tiled(program, op) if op.target is TRANSPOSED else _meets_input(program, op):
+        both = program.metas[op.operands()[0]].bytes + result.bytes  # rows are copied
         for parts in _parts(result, ROWS):
-            yield _Way(blocks + (copies + result.bytes) // parts, parts, ROWS)
+            yield _Way(blocks + (copies + both) // parts, parts, ROWS)
 
 
 def _parts(result: Meta, dim: int) -> Iterator[int]:
