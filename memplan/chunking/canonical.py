@@ -2,7 +2,7 @@
 
 Masks that are known before the run are removed, repeated keys and values are grouped,
 products whose results are split become one product for each part, other parts become
-slices, and group norm becomes two passes.
+slices, group norm becomes two passes, and concatenations are filled part by part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import accumulate
 
 import torch
 
+from memplan.chunking.concatenations import with_filled
 from memplan.chunking.masks import Masks
 from memplan.chunking.rules.flow import arguments_of
 from memplan.chunking.rules.lowered import group_norm_apply, group_norm_statistics
@@ -26,7 +27,7 @@ def searchable(program: Program, inference: Inference) -> Program:
     """The canonical form of a lowered program."""
     for change in (with_plain_attention, parted, with_slices, with_two_passes):
         program = change(program, inference)
-    return program
+    return with_filled(program, inference)
 
 
 def rewritten(
@@ -140,6 +141,7 @@ PRODUCTS = {
     "aten.addmm": (2, 1, 0),
     "aten.mm": (1, 1, None),
     "aten.matmul": (1, 1, None),
+    "transformers.grouped_mm_fallback": (1, 2, None),  # a matrix for each group
 }
 
 
@@ -194,7 +196,7 @@ def _chain(
         if op is None or program.metas[op.name].shape[-1] != features:
             break
         chain.append(op)
-        if op.key in PRODUCTS and _plain(program, op):
+        if op.key in PRODUCTS and _plain(program, op, makers):
             return chain
         if op.key != "aten.reshape":
             break
@@ -214,14 +216,18 @@ def _splits_features(program: Program, split: Op, takers: list[Op]) -> bool:
     )
 
 
-def _plain(program: Program, op: Op) -> bool:
-    """Whether weight and bias are parameters with one row or number per feature."""
+def _plain(program: Program, op: Op, makers: dict[str, Op]) -> bool:
+    """Whether weight and bias are parameters with one row or number per feature; the
+    weight may be transposed."""
     at, dim, bias = PRODUCTS[op.key]
     weight = op.args[at]
-    if op.kwargs or weight.name not in program.constants:
+    own, made = weight.name, makers.get(weight.name)
+    if made is not None and made.key == "aten.transpose":
+        own = made.args[0].name
+    if op.kwargs or own not in program.constants:
         return False
     if bias is None or len(op.args) <= bias or op.args[bias] is None:
-        return len(program.metas[weight.name].shape) == 2
+        return len(program.metas[weight.name].shape) == max(2, dim + 1)
     if op.args[bias].name not in program.constants:
         return False
     sizes = program.metas[op.args[bias].name].shape

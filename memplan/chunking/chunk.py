@@ -147,10 +147,10 @@ class _Chunking:
                 return bench.unchanged(self._before, "no plan needs less")
             limit = bench.peak(module)
             module.memplan = replace(module.memplan, budget_bytes=limit)
-        elif found := descent.within(limit):
-            module, fast = descent.fastest(found)
         else:
-            raise self._refusal(descent.nearest, limit)
+            module, fast = descent.fast_within(limit)
+            if module is None:
+                raise self._refusal(descent.nearest, limit)
         if not fast:
             raise self._too_slow(module, f"fits {format_bytes(limit)}", MORE)
         if descent.interrupted:

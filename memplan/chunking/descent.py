@@ -22,6 +22,9 @@ MISSES = 2  # failed budgets, each half of the one before, before bisection
 NEAR = 0.95  # that search ends when the highest failed budget is this near the best
 ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
+LOWER = 0.7  # times a budget that is missed or kept too slowly: the next to try
+LOWERED = 5  # goals that are tried for a budget
+SPARE = 0.9  # of an estimate, at most, where more is searched for as well
 
 Made = TypeVar("Made")
 Peaks = tuple[int, int]
@@ -111,6 +114,7 @@ class Descent(Generic[Made]):
         self._exports, self._bench, self._costs = exports, bench, costs
         self._whole, self._options, self._built = whole, options, built
         self._tries: dict[str, Tries] = {}  # of each part
+        self._over = 1.0  # the estimate over the measured peak of the last module
         self._used: list[Tried] = []  # what the trials of a goal began with
         # Of each way that was built for a limit; None: its results differ, or it fits.
         self._known: dict[str, Peaks | None] = {}
@@ -122,6 +126,47 @@ class Descent(Generic[Made]):
         enough = self._options.enough
         module = self._bench.fastest(modules, enough)
         return module, self._bench.slowdown(module) <= enough
+
+    def fast_within(self, limit: int) -> tuple[Made | None, bool]:
+        """The fastest module found within `limit` bytes, and whether it is fast enough;
+        None if none keeps to it.
+
+        A lower budget leads to other regions, so where none is found, or only slow
+        ones, lower budgets are tried until MISSES of all find nothing.
+        """
+        fitting: list[Made] = []
+        nearest: Made | None = None
+        aim, goal, missed = limit, 0, 0
+        for _ in range(LOWERED):
+            try:
+                found = self.within(aim, goal)
+            except KeyboardInterrupt:
+                if not fitting:
+                    raise
+                self.interrupted = True
+                break
+            near = [each for each in (nearest, self.nearest) if each is not None]
+            nearest = min(near, key=self._bench.peak, default=None)
+            if not found and self.nearest is not None:  # it may keep to `limit`
+                found = [self.nearest]
+            within = [each for each in found if self._bench.peak(each) <= limit]
+            missed += not within
+            if within:
+                best, fast = self.fastest(within)
+                fitting.append(best)
+                if fast:
+                    return best, True
+            if missed == MISSES or self.interrupted or time.monotonic() > self._stop:
+                break
+            wider = int(limit * self._over)
+            if within and not goal and limit < SPARE * wider:
+                goal = wider  # what fits needs less than estimated: so may others
+            else:
+                aim = goal = int(LOWER * aim)
+        self.nearest = nearest
+        if not fitting:
+            return None, False
+        return min(fitting, key=self._bench.slowdown), False
 
     def least(self) -> tuple[Made | None, bool]:
         """The module with the lowest peak, and whether it is fast enough; None if none
@@ -164,12 +209,13 @@ class Descent(Generic[Made]):
             limit = min(limit, high) // 2 if down else (low + high) // 2
         return (slow, False) if best is None else (best, True)
 
-    def within(self, limit: int) -> list[Made]:
+    def within(self, limit: int, first: int = 0) -> list[Made]:
         """Correct modules whose measured peak is at most `limit` bytes, best first.
 
-        Raises KeyboardInterrupt if Ctrl-C ended the search before there was one.
+        first: bytes of the first estimates; 0 for `limit`. Raises KeyboardInterrupt if
+        Ctrl-C ended the search before there was one.
         """
-        goal = lowest = limit
+        goal = lowest = first or limit
         seen: set[Peaks] = set()
         self.nearest, self._known = None, {}
         for tries in self._tries.values():
@@ -213,6 +259,7 @@ class Descent(Generic[Made]):
             if module is None:
                 continue
             needs = self._bench.peak(module)
+            self._over = self._estimated(trials) / max(1, needs)
             if self.nearest is None or needs < self._bench.peak(self.nearest):
                 self.nearest = module
             if needs <= limit:

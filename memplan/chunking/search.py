@@ -38,7 +38,7 @@ from memplan.graph.liveness import Beside, Profile, profile
 from memplan.graph.program import Loop, Op, Program, Ref, mapped
 from memplan.graph.workspace import temporaries
 
-RETURNS = 4  # to a trial that was left, where all others lead nowhere
+ONWARD = 4  # trials made of one
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,14 @@ class Search:
         stop = time.monotonic() + self._effort.seconds
         given = [self.start, *([known] if known else [])]
         self.done = done = [each for each in given if each.peak <= budget]
-        others = [each for each in given if each.peak > budget]  # not gone on from
-        beam, others = others[:1], others[1:]
+        left = [each for each in given if each.peak > budget]  # not gone on from
+        beam: list[Trial] = []
         seen: set[frozenset[str]] = set()
-        returns = 0
         while time.monotonic() < stop:
             if not beam:
-                if done or not others or returns == RETURNS:
+                if done or not left:
                     break
-                returns += 1
-                others.sort(key=lambda each: (each.excess(budget), each.peak))
-                beam, others = others[:1], others[1:]
+                beam, left = left[:1], left[1:]
             found: dict[frozenset[str], Trial] = {}
             for trial in beam:
                 for each in self._onward(trial, budget, stop):
@@ -138,9 +135,7 @@ class Search:
                             found[mark] = each
             if len(done) >= self._effort.wanted:
                 break
-            ranked = sorted(found.values(), key=lambda each: self._key(each, budget))
-            width = self._effort.width
-            beam, others = ranked[:width], [*others, *ranked[width:]]
+            beam = self._kept(list(found.values()), budget, self._effort.width)
             if beam:
                 self.best = min([self.best, *beam], key=lambda each: each.peak)
                 self._progress(
@@ -168,7 +163,17 @@ class Search:
                 fitted = self._finer(trial, made, budget)
                 if fitted.better_than(trial, budget):
                     found.append(self._repeated(fitted, budget))
-        return sorted(found, key=lambda each: self._key(each, budget))[:4]
+        return self._kept(found, budget, ONWARD)
+
+    def _kept(self, trials: list[Trial], budget: int, count: int) -> list[Trial]:
+        """The best trials: one of them the nearest to the budget, whatever time it
+        takes, as dear regions may save many."""
+        ranked = sorted(trials, key=lambda each: self._key(each, budget))
+        best, rest = ranked[: count - 1], ranked[count - 1 :]
+        near = min(
+            rest, key=lambda each: (each.excess(budget), each.peak), default=None
+        )
+        return best if near is None else [*best, near]
 
     def _finer(self, trial: Trial, found: Trial, budget: int) -> Trial:
         """`found`, made of `trial`, with more chunks of its last region, as far as the

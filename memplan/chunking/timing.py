@@ -11,7 +11,7 @@ import torch
 
 from memplan.graph.liveness import Beside, owners
 from memplan.graph.program import Input, Loop, Meta, Op, Output, Program, Step, results
-from memplan.graph.workspace import temporaries
+from memplan.graph.workspace import BLOCK, temporaries
 
 PRODUCTS = ("mm", "linear", "matmul", "conv", "einsum")  # in their operators' names
 RUN = 2048  # bytes: shorter contiguous runs are copied piece by piece
@@ -82,6 +82,7 @@ def _loop(program: Program, loop: Loop, machine: Machine) -> float:
             gathered = sum(_gathered(body.metas[name]) for name in whole)
             cost += (turns - 1) * gathered / machine.gathered
             cost += (turns - 1) * _in_halos(body, loop, step) / machine.multiplied
+            cost += turns * _in_padding(body, step) / machine.multiplied
     for step in body.ops:
         for root in owners(body, step):
             meta = body.metas.get(root)
@@ -104,6 +105,15 @@ def _in_halos(body: Program, loop: Loop, op: Op) -> float:
             share = (window.before + window.after) / max(1, high - low)
             return share * multiplications(body, op)
     return 0.0
+
+
+def _in_padding(body: Program, op: Op) -> float:
+    """The multiplications of channels that a convolution adds to fill its blocks."""
+    meta = body.metas[op.name]
+    if "conv" not in op.key or not isinstance(meta, Meta) or len(meta.shape) < 3:
+        return 0.0
+    channels = max(1, int(meta.shape[1]))
+    return (-channels % BLOCK) / channels * multiplications(body, op)
 
 
 def multiplications(program: Program, op: Step) -> int:

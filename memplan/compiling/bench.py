@@ -40,6 +40,7 @@ from memplan.graph.script import NoTapeError
 from memplan.units import format_bytes
 
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
+LEAST = 1  # byte: a room with less than which no operator makes do
 SMALL = 1 << 16  # bytes of constants, computed once, that are nothing to speak of
 PATIENT = 1.5  # seconds of a second measurement
 DEFECT = "internal error: "
@@ -180,39 +181,19 @@ class Bench:
                 return 2, plan.bytes_after
             return bool(self._objection(plan)), plan.slowdown
 
-        loops = any(isinstance(step, Loop) for step in program.ops)
-        effort = EFFORT // LESS if loops else EFFORT
-        most = self.before if self.options.pack is None else None
-        best, failed, plain = None, list[str](), False
-        for kernels in list(self.kernels):
+        best, failed = None, list[str]()
+        for choices in self._choices(program, limit):
             try:
-                folds = max(SMALL, self.before // 50)
-                held = self.options.reuse_outputs
-                choices = Choices(kernels, effort, most, folds, held)
-                runner = Runner(self.target, program, self.inputs, choices)
+                found, plain = self._tried(program, again, choices)
             except PackedTooMuchError:
-                self.kernels.remove(kernels)
                 continue
-            except NoTapeError as refusal:
-                reason = f"it has {refusal}, which a tape cannot hold"
-                found = self.unchanged(reason)
-            except Exception as failure:  # the model itself runs
-                found = self.unchanged(f"{DEFECT}{first_line(failure)}")
-            else:
-                schedule = runner.schedule
-                kept = schedule.packed + schedule.flat.folded
-                both = kept + schedule.plan.peak
-                if most is not None and schedule.packed and both > most:
-                    continue
-                found = self._checked(runner, program, again)
-                # So without these kernels it is the same.
-                plain = not schedule.packed and not schedule.relieved
             if found.runner is None:
                 failed.append(found.memplan.reason)
             best = min([*([best] if best else []), found], key=rank)
             # Without packed weights memory goes before time.
-            enough = math.inf if kernels == (LESS_SCRATCH,) else 1.0
-            if plain or rank(best) <= (0, enough):
+            enough = math.inf if choices.kernels == (LESS_SCRATCH,) else 1.0
+            fits = rank(found)[0] < 2
+            if rank(best) <= (0, enough) or (plain and (fits or choices.room <= LEAST)):
                 break
         assert best is not None
         if best.runner is not None:  # else its reason is told
@@ -223,12 +204,46 @@ class Bench:
     def measured(self, program: Program, choices: Choices) -> CompilePlan:
         """The plan of a program with these choices, or why there is none."""
         self.progress("planning")
+        return self._tried(program, (), replace(choices, most=None))[0].memplan
+
+    def _choices(self, program: Program, limit: float) -> Iterator[Choices]:
+        """How a program may be scheduled, the most promising first."""
+        loops = any(isinstance(step, Loop) for step in program.ops)
+        base = Choices(
+            effort=EFFORT // LESS if loops else EFFORT,
+            most=self.before if self.options.pack is None else None,
+            folds=max(SMALL, self.before // 50),
+            holds_outputs=self.options.reuse_outputs,
+        )
+        for kernels in list(self.kernels):
+            tight = kernels == (LESS_SCRATCH,) and limit < math.inf
+            for room in (int(limit), LEAST) if tight else (0,):
+                yield replace(base, kernels=kernels, room=room)
+
+    def _tried(
+        self, program: Program, again: tuple[str, ...], choices: Choices
+    ) -> tuple[Compiled, bool]:
+        """A module, measured; the model itself if that is wrong. And whether it would
+        be the same without kernels.
+
+        Raises PackedTooMuchError if packed weights take more than they may.
+        """
         try:
             runner = Runner(self.target, program, self.inputs, choices)
+        except PackedTooMuchError:
+            self.kernels.remove(choices.kernels)
+            raise
         except NoTapeError as refusal:
             reason = f"it has {refusal}, which a tape cannot hold"
-            return self.unchanged(reason).memplan
-        return self._checked(runner, program, ()).memplan
+            return self.unchanged(reason), False
+        except Exception as failure:  # the model itself runs
+            return self.unchanged(f"{DEFECT}{first_line(failure)}"), False
+        schedule = runner.schedule
+        both = schedule.packed + schedule.flat.folded + schedule.plan.peak
+        if choices.most is not None and schedule.packed and both > choices.most:
+            raise PackedTooMuchError
+        found = self._checked(runner, program, again)
+        return found, not schedule.packed and not schedule.relieved
 
     def _checked(
         self, runner: Runner, program: Program, again: tuple[str, ...]

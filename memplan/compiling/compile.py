@@ -167,27 +167,24 @@ class _Compiling:
         bench = self._bench
         bench.slowest = bench.options.max_slowdown or _usual(wanted)
         exports = self._exported()
-        if self._has_whole(exports):
-            found = bench.judged(bench.made(bench.target.program))
-        else:
-            found = self._parts(exports, wanted)
-        if wanted is None or wanted.least:
-            return exports, found, math.inf
-        return exports, found, wanted.bytes_of(bench.before)
-
-    def _parts(self, exports: Exports, wanted: Budget | None) -> Compiled:
-        """The model with submodules in one arena."""
-        bench = self._bench
-        options = replace(bench.options, reuse_outputs=False)
         limit = math.inf
         if wanted is not None and not wanted.least:
             limit = wanted.bytes_of(bench.before)
+        if self._has_whole(exports):
+            found = bench.judged(bench.made(bench.target.program, limit=limit))
+        else:
+            found = self._parts(exports, wanted, limit)
+        return exports, found, limit
+
+    def _parts(self, exports: Exports, wanted: Budget | None, limit: float) -> Compiled:
+        """The model with submodules in one arena."""
+        options = replace(self._bench.options, reuse_outputs=False)
 
         def making(module: nn.Module, inputs: Inputs, room: int | None) -> Compiled:
             least = wanted is not None and wanted.least
             return compile(module, inputs, "min" if least else room, options)
 
-        return in_parts(bench, exports, limit, making)
+        return in_parts(self._bench, exports, limit, making)
 
     def _relooped(
         self, exports: Exports, recipe: Recipe, limit: float
@@ -297,10 +294,10 @@ class _Compiling:
             if module is not None and fast and bench.peak(module) < bench.peak(found):
                 return module
             return found
-        if within := descent.within(int(limit)):
-            module, fast = descent.fastest(within)
-            if fast:
-                return module
+        module, fast = descent.fast_within(int(limit))
+        if module is not None and fast:
+            return module
+        if module is not None:
             slow = too_slow(module.memplan, bench.slowest)
             raise NoPlanError(
                 f"{format_bytes(bench.peak(module))} in one arena fit the budget of "

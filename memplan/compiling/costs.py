@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from memplan.chunking.timing import Costs, calibrated
+from memplan.compiling.scratch import least_scratch
 from memplan.graph.program import Op, Program
 from memplan.graph.workspace import temporaries
 
@@ -18,10 +19,14 @@ def in_arena(packed: bool) -> Costs:
 
     Slices are made in advance, and no page is touched for the first time. packed:
     whether convolutions have packed weights, and pictures lie channels last, so that
-    they need no memory of their own.
+    they need no memory of their own; otherwise they run with less scratch.
     """
     machine = replace(calibrated(), slice=0.0, touched=math.inf)
-    return Costs(machine, _with_packed if packed else temporaries)
+    return Costs(machine, _with_packed if packed else _with_less_scratch)
+
+
+def _with_less_scratch(program: Program, op: Op) -> int:
+    return least_scratch(program, op, temporaries(program, op))
 
 
 def _with_packed(program: Program, op: Op) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from memplan.chunking.region import dense_strides
 from memplan.graph.infer import Inference
 from memplan.graph.native import Assembled, Native
 from memplan.graph.nest import bytes_of, storages
@@ -96,7 +97,8 @@ class Builder:
 def unrolled(
     program: Program, constants: Mapping[str, Tensor], inference: Inference
 ) -> Flat:
-    """The program without loops; functions in Python as the operators that they call.
+    """The program without loops; functions in Python as the operators that they call,
+    and memory that is not written as loops make it.
 
     constants: the values of `program.constants`.
     """
@@ -221,6 +223,10 @@ class _Expansion:
             if made is not None:
                 return made
             args = self._tensors(placed)
+        elif placed.target is aten.empty.memory_format:
+            strides = dense_strides(args[0], tuple(range(len(args[0]))))
+            args, target = [args[0], list(strides)], aten.empty_strided.default
+            return self._to.add(placed, placed.name, target, *args, **placed.kwargs)
         return self._to.add(placed, placed.name, placed.target, *args, **placed.kwargs)
 
     def _inlined(self, op: Op) -> Argument:

@@ -14,7 +14,7 @@ from memplan.compiling.fused import converted, fused
 from memplan.compiling.layouts import straightened
 from memplan.compiling.passes import Flat, copied, expanded, folded, unrolled
 from memplan.compiling.scratch import with_less_scratch
-from memplan.compiling.serve import ways_of
+from memplan.compiling.serve import Ways, ways_of
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
 from memplan.errors import MemplanError
@@ -31,7 +31,7 @@ from memplan.graph.order import (
     reordered,
     tasks_of,
 )
-from memplan.graph.program import Program, Step
+from memplan.graph.program import Program, Step, refs
 from memplan.recording.shim import install
 from memplan.solving.solve import solve
 
@@ -92,9 +92,9 @@ class Choices:
     at the peak with less scratch, if that can be. effort: of the search for an order,
     the best of which is taken. most: bytes that packed weights, and constants
     that are computed once, may take; None for any. folds: bytes of these constants
-    where no weights are packed. holds_outputs: whether they lie in the arena.
-    reorders, overwrites: whether operators change places, and results may be written
-    over operands.
+    where no weights are packed. holds_outputs: whether they lie in the arena. room:
+    see `with_less_scratch`. reorders, overwrites: whether operators change places, and
+    results may be written over operands.
     """
 
     kernels: tuple[str, ...] = ()
@@ -102,6 +102,7 @@ class Choices:
     most: int | None = None
     folds: float = math.inf
     holds_outputs: bool = False
+    room: int = 0
     reorders: bool = True
     overwrites: bool = True
 
@@ -149,6 +150,18 @@ def _passed(
 LESS_SCRATCH = "less scratch"  # for `Choices.kernels`, alone
 
 
+WORTH = 0.95  # of an arena, at most, where a result is copied
+
+
+def _others(program: Program, ways: Ways) -> set[str]:
+    """The storages of results but the largest if its kernel allocates it. Nothing can
+    lie in that memory before, but in a copy's."""
+    names = dict.fromkeys(refs(program.outputs))
+    largest = max(names, key=lambda name: program.metas[name].bytes, default="")
+    roots = {name: program.roots[name] for name in names}
+    return {each for name, each in roots.items() if name != largest} | {*ways.served}
+
+
 def scheduled(
     program: Program,
     constants: Mapping[str, Tensor],
@@ -170,7 +183,7 @@ def scheduled(
     relieved = False
     if choices.kernels == (LESS_SCRATCH,):
         over = partial(ways.overwritable, flat.program)
-        less = with_less_scratch(flat, ways.asked, over, Inference())
+        less = with_less_scratch(flat, ways.asked, over, Inference(), choices.room)
         if relieved := less is not flat:
             flat, ways = less, ways_of(less.program, less.constants, inputs)
     if choices.holds_outputs:
@@ -185,6 +198,13 @@ def scheduled(
     flat = replace(flat, program=reordered(flat.program, order.order))
     held = ways.served.keys(), ways.asked, candidates, choices.holds_outputs
     found = lives(flat.program, *held)
+    if not choices.holds_outputs and found.loan is None:
+        program, copies = copied(flat.program, _others(flat.program, ways), Inference())
+        late = ways.with_copies(copies)
+        over = partial(late.overwritable, program)
+        other = lives(program, late.served.keys(), late.asked, over)
+        if other.loan is not None and other.least <= WORTH * found.least:
+            flat, ways, found = replace(flat, program=program), late, other
     plan = solve(found.problem)
     plans = [plan, *([found.loan.plan] if found.loan else [])]
     if violations := [each for made in plans for each in verify(made)]:

@@ -29,6 +29,7 @@ aten = torch.ops.aten
 
 POOL = aten.max_pool2d.default
 PARTS = (2, 4, 8, 16)  # how many of a result
+FEW = 4  # of them hardly cost time
 LEAST = {1: 16, 2: 4}  # channels and rows, at least, in a part
 ENOUGH = 0.5  # of the peak: below it parts would cost more time than they bring
 FASTER = 4  # times less than the weights' bytes: then a product is fast
@@ -47,13 +48,19 @@ class _Way(NamedTuple):
 
 
 def with_less_scratch(
-    flat: Flat, asked: Mapping[str, Asked], candidates: Candidates, inference: Inference
+    flat: Flat,
+    asked: Mapping[str, Asked],
+    candidates: Candidates,
+    inference: Inference,
+    room: int = 0,
 ) -> Flat:
     """The program with operators that take less scratch, where that lowers its peak.
 
-    asked: what operators ask for. candidates: operands that results may overwrite. Only
-    convolutions and pooling of pictures in float32, in row-major order. Results are
-    equal to the program's but for rounding. The same object if nothing is to change.
+    asked: what operators ask for. candidates: operands that results may overwrite.
+    room: bytes that the peak may take; 0 for less, as far as that costs little time.
+    Only convolutions and pooling of pictures in float32, in row-major order. Results
+    are equal to the program's but for rounding. The same object if nothing is to
+    change.
     """
     program = flat.program
     names = {op.name for op in program.ops if isinstance(op, Op) and _is(program, op)}
@@ -66,7 +73,7 @@ def with_less_scratch(
     levels = profile(program, beside=others, candidates=candidates)
     own = [scratch.get(step.name, 0) for step in program.ops]
     most = max(map(add, levels.live, own), default=0)
-    goal = max(levels.peak, int(ENOUGH * most))
+    goal = max(levels.peak, room or int(ENOUGH * most))
     ways = {}
     for op, level, more in zip(program.ops, levels.live, own, strict=True):
         if isinstance(op, Op) and more and level + more > goal:
@@ -85,6 +92,15 @@ def _is(program: Program, op: Op) -> bool:
     metas: list[Meta] = [program.metas[name] for name in {*op.operands(), op.name}]
     plain = all(each.contiguous and each.dtype == torch.float32 for each in metas)
     return plain and len(program.metas[op.name].shape) == 4
+
+
+def least_scratch(program: Program, op: Op, scratch: int) -> int:
+    """About the least bytes of scratch that an operator needs, in a few parts; scratch:
+    what it takes as it is."""
+    if not scratch or not _is(program, op):
+        return scratch
+    ways = (way for way in _ways(program, op, scratch) if way.parts <= FEW)
+    return min([scratch, *(way.bytes for way in ways)])
 
 
 def _best(program: Program, op: Op, scratch: int, room: int) -> _Way | None:
@@ -110,8 +126,9 @@ def _ways(program: Program, op: Op, scratch: int) -> Iterator[_Way]:
             for parts in _parts(result, CHANNELS):
                 yield _Way(copies + (blocks + result.bytes) // parts, parts, CHANNELS)
     if _is_tiled(program, op) if op.target is TRANSPOSED else _meets_input(program, op):
+        both = program.metas[op.operands()[0]].bytes + result.bytes  # rows are copied
         for parts in _parts(result, ROWS):
-            yield _Way(blocks + (copies + result.bytes) // parts, parts, ROWS)
+            yield _Way(blocks + (copies + both) // parts, parts, ROWS)
 
 
 def _parts(result: Meta, dim: int) -> Iterator[int]:

@@ -38,7 +38,7 @@ class Ways:
     def with_copies(self, copies: Sequence[Op]) -> Ways:
         """The same with copies that are to lie elsewhere than what they copy."""
         more = {op.name: Served(op.target) for op in copies}
-        return Ways({**self.served, **more}, self.asked, frozenset(more))
+        return Ways({**self.served, **more}, self.asked, self.apart | more.keys())
 
     def overwritable(self, program: Program, op: Op) -> list[str]:
         """Operands over which a kernel may write an operator's result."""

@@ -41,6 +41,11 @@ class Lives:
     over: dict[str, str]
     clock: list[int]
 
+    @property
+    def least(self) -> int:
+        """Bytes that the arena takes at least."""
+        return int(padded_live_bytes(self.problem)[1].max(initial=0))
+
     def busiest(self) -> int:
         """The position of the operator during which most of the arena is in use."""
         if not len(self.problem):

@@ -20,6 +20,7 @@ from memplan.graph.infer import Inference  # noqa: E402
 from memplan.graph.liveness import profile  # noqa: E402
 from memplan.graph.lower import lower  # noqa: E402
 from memplan.graph.program import Op  # noqa: E402
+from tests.chunking.experts import grouped  # noqa: E402
 
 pytestmark = pytest.mark.torch
 attend = nn.functional.scaled_dot_product_attention
@@ -235,6 +236,37 @@ def test_products_are_parted(bias: bool, unequal: bool) -> None:
 def test_products_of_flattened_rows_are_parted(way: str) -> None:
     program = prepared(Joined(way), torch.randn(2, LENGTH, 32))
     assert products(program) == 2
+
+
+class Experts(nn.Module):
+    """Rows times the matrix of their expert, gate and values in one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Parameter(torch.randn(3, 256, 32) / 6)
+        self.down = nn.Parameter(torch.randn(3, 32, 128) / 11)
+
+    def forward(self, x: Any, ends: Any) -> Any:
+        product = grouped()
+        one, other = product(x, self.both.transpose(1, 2), ends).chunk(2, -1)
+        return product(one.sigmoid() * other, self.down.transpose(1, 2), ends)
+
+
+def test_products_of_groups_are_parted_and_run_in_chunks() -> None:
+    torch.manual_seed(0)
+    model = Experts().eval()
+    inputs = torch.randn(500, 32), torch.tensor([120, 120, 500])
+    inference = Inference()
+    program = searchable(lower(export(model, inputs, {}), inference), inference)
+    assert products(program) == 3
+    options = ChunkOptions(max_slowdown=None)
+    before = chunk(model, inputs, "100%").memplan.measured_bytes_after
+    module = chunk(model, inputs, before // 2, options=options)
+    assert module.memplan.status == "chunked"
+    others = torch.randn(500, 32), torch.tensor([0, 499, 500])
+    for given in (inputs, others):
+        with torch.no_grad():
+            torch.testing.assert_close(module(*given), model(*given))
 
 
 def test_a_product_that_is_needed_whole_stays() -> None:

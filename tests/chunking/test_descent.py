@@ -250,3 +250,49 @@ def test_costs_decide_what_is_found(exports: Exports) -> None:
     search = descent(exports, bench, costs=Costs(Machine(), much))
     assert search.within(before // 2) == []
     assert search.nearest.peak > 1 << 30
+
+
+@dataclass
+class Dear(Counted):
+    """Modules take twice the time unless they need less than `cheap` bytes."""
+
+    cheap: int = 0
+
+    def slowdown(self, module: Trial) -> float:
+        return 1.0 if module.peak <= self.cheap else 3.0
+
+    def settled(self, module: Trial, enough: float) -> bool:
+        return self.slowdown(module) <= enough
+
+
+def test_lower_budgets_are_tried_where_all_that_fits_is_slow(exports: Exports) -> None:
+    before = whole(exports)
+    limit = before // 2
+    bench = Dear(before, cheap=int(0.6 * limit))
+    module, fast = descent(exports, bench).fast_within(limit)
+    assert fast and bench.peak(module) <= bench.cheap
+    slow = replace(bench, cheap=0)
+    module, fast = descent(exports, slow).fast_within(limit)
+    assert not fast and slow.peak(module) <= limit
+
+
+class Lower(Counted):
+    """Only small modules need no more than estimated; these need nothing."""
+
+    def peak(self, module: Trial) -> int:
+        return 0 if 3 * module.peak < self.before else self.before
+
+
+def test_lower_budgets_are_tried_where_none_fits(exports: Exports) -> None:
+    before = whole(exports)
+    bench = Lower(before)
+    search = descent(exports, bench)
+    module, fast = search.fast_within(int(0.6 * before))
+    assert fast and bench.peak(module) == 0
+    assert descent(exports, bench).fast_within(10)[0] is not None
+
+
+def test_nothing_is_found_within_too_little(exports: Exports) -> None:
+    search = descent(exports, Counted(whole(exports)))
+    assert search.fast_within(10) == (None, False)
+    assert search.nearest is not None

@@ -92,6 +92,22 @@ def test_values_lie_in_the_memory_of_a_result_until_it_is_written() -> None:
                 assert torch.allclose(one, other, atol=1e-5)
 
 
+def test_memory_of_a_result_that_its_kernel_allocates_is_lent() -> None:
+    """Layer norm does; a copy of its result does not."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256), nn.LayerNorm(256)]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(512, 256)
+    module = compiled(model, x)
+    plan = module.memplan
+    assert plan.lent
+    assert plan.bytes_after < 1.05 * 512 * (512 + 256) * 4
+    inputs = [torch.randn_like(x) for _ in range(3)]
+    with torch.no_grad():
+        found = [module(each) for each in inputs]
+        for one, each in zip(found, inputs, strict=True):
+            torch.testing.assert_close(one, model(each), rtol=1e-4, atol=1e-5)
+
+
 def test_kernels_with_scratch_memory_write_results() -> None:
     """Products of 16 bits may reorder their operands."""
     torch.manual_seed(0)

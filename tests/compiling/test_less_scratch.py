@@ -27,7 +27,7 @@ pytestmark = pytest.mark.torch
 NAMES = ("conv2d", "conv_transpose2d", "max_pool2d")
 
 
-def lowered(model: nn.Module, x: Any, scratch: int) -> tuple[Any, int]:
+def lowered(model: nn.Module, x: Any, scratch: int, room: int = 0) -> tuple[Any, int]:
     """What the program computes whose operators ask for so much, and how many of its
     operators it changed."""
     inference = Inference()
@@ -37,7 +37,7 @@ def lowered(model: nn.Module, x: Any, scratch: int) -> tuple[Any, int]:
     flat = expanded(unrolled(program, constants, inference), inference)
     row = Asked((Request(scratch, 0, 1, None),), 2)
     asked = {op.name: row for op in flat.program.ops if op.name.startswith(NAMES)}
-    changed = with_less_scratch(flat, asked, lambda _: [], inference)
+    changed = with_less_scratch(flat, asked, lambda _: [], inference, room)
     values: dict[str, Any] = {**changed.constants, changed.program.inputs[0]: x}
     for op in changed.program.ops:
         args, kwargs = mapped((op.args, op.kwargs), lambda ref: values[ref.name])
@@ -121,6 +121,15 @@ def test_kinds(layer: nn.Module, changes: bool) -> None:
         result, changed = lowered(layer, x, 1 << 20)
         torch.testing.assert_close(result, layer(x), rtol=1e-4, atol=1e-4)
     assert bool(changed) == changes
+
+
+def test_what_fits_a_budget_stays() -> None:
+    layer, x = nn.Conv2d(8, 64, 3, padding=1), torch.randn(1, 8, 32, 32)
+    for room, changes in ((0, True), (1 << 20, True), (1 << 22, False)):
+        with torch.no_grad():
+            result, changed = lowered(layer, x, 1 << 21, room)
+            torch.testing.assert_close(result, layer(x), rtol=1e-4, atol=1e-4)
+        assert bool(changed) == changes
 
 
 def test_bad_numbers_stay() -> None:

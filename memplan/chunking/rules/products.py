@@ -65,6 +65,15 @@ def _products(
     return broadcast(out, batches, left[:-2]), broadcast(out, batches, right[:-2])
 
 
+@rule(own="transformers.grouped_mm_fallback")
+def grouped(call: Call, out: Slice) -> Flow | None:
+    """Rows times the matrix of their group: by features, as groups have any size."""
+    weight = shape(call, "weight")
+    if weight is None or out.dim != 1:
+        return None
+    return Flow(needing(call, {"weight": out._replace(dim=2)}))
+
+
 @rule("outer")
 def outer(call: Call, out: Slice) -> Flow | None:
     """A vector gives the rows, another the columns."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memplan.chunking.rules.lowered import group_norm_apply, group_norm_statistics
+from tests.chunking.experts import grouped
 from tests.chunking.rules.rule_check import Sample
 
 aten = torch.ops.aten
@@ -33,6 +34,7 @@ def contraction_samples() -> Iterator[Sample]:
     yield product(aten.addmv.default, b[:7], x[0], y[0, :, 0], dims=(0,))
     yield product(aten.matmul.default, x, y, dims=(0, 1, 2))
     yield product(aten.matmul.default, x, y[:1], dims=(0, 1, 2))
+    yield product(grouped(), x[0], y, torch.tensor([2, 7]), dims=(1,))
     wide = torch.randn(3, 1, 7, 6)
     yield product(aten.matmul.default, wide, y, dims=(0, 1, 2, 3))
     yield product(aten.matmul.default, y[0].t(), wide.mT, dims=(0, 2, 3))
