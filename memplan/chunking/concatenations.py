@@ -21,6 +21,7 @@ from memplan.graph.program import Meta, Op, Program, Ref, Step, refs, results
 from memplan.graph.workspace import temporaries
 
 aten = torch.ops.aten
+SMALL = 32  # times a result that is too small to matter is less than the peak
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,22 @@ def with_filled(
 
     beside: bytes that operators need of their own.
     """
+    live = profile(program, beside=beside).live
     for joint in _joints(program):
+        if SMALL * joint.meta.bytes < max(live):
+            continue
         makers = {name: i for i, op in enumerate(program.ops) for name in results(op)}
         made = sorted({max(0, makers.get(name, 0)) for name, *_ in joint.parts})
         end = max(makers[name] for name in joint.lengths)
-        live = profile(program, beside=beside).live
-        best, least = program, max(live[made[0] : end + 1])
+        best, least, now = program, max(live[made[0] : end + 1]), live
         starts = {made[0], made[-1]} if len(joint.lengths) == 1 else {made[0]}
         for start in sorted(starts):
             filled = _filled(program, joint, start, makers, inference)
             after = end + 1 + len(filled.ops) - len(program.ops)
-            live = profile(filled, beside=beside).live
-            if (most := max(live[made[0] : after])) < least:
-                best, least = filled, most
-        program = best
+            found = profile(filled, beside=beside).live
+            if (most := max(found[made[0] : after])) < least:
+                best, least, now = filled, most, found
+        program, live = best, now
     return without_dead(program)
 
 
