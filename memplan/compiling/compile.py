@@ -73,6 +73,8 @@ def compile(  # noqa: A001 - the verb's name in memplan
     """
     work = _Compiling(model, inputs, options)
     module = work.run(budget)
+    if module.runner is not None:
+        module.runner.settle()
     module.resize = partial(_resized, model, work.recipe(module, budget))
     return module
 
@@ -237,7 +239,7 @@ class _Compiling:
         if any(each.is_inference() for each in tensors):
             exports = Exports([], {"": UNSEEN})
         else:
-            exports = export_parts(bench.model, bench.inputs)
+            exports = export_parts(bench.model, bench.inputs, whole=True)
         bench.progress("running the model")
         bench.before = activation_peak(lambda: bench.inputs.run(bench.model))
         return exports

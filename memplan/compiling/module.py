@@ -95,6 +95,11 @@ class Runner:
             if isinstance(one, Tensor) and laid_out(other, one.stride()) is not other:
                 self._laid[position] = one.stride()
 
+    def settle(self) -> None:
+        """Take the model's attributes as they are for those that it was compiled with:
+        what trial runs had changed was put back."""
+        self._watch.settle()
+
     def is_current(self) -> bool:
         """Whether the weights are those that were bound."""
         return self._watch.same_weights()
@@ -186,6 +191,7 @@ class Compiled(StandIn):
     """
 
     verb = "compile"
+    _own = StandIn._own | {"memplan", "runner", "resize", "_others"}
 
     def __init__(
         self, model: nn.Module, plan: CompilePlan, runner: Runner | None
@@ -303,6 +309,7 @@ class Compiled(StandIn):
             reason = f"internal error: {first_line(error)}"
         else:
             if made.runner is not None:
+                made.runner.settle()
                 made.runner.arenas = first.arenas
             return made.runner, made.memplan
         return None, CompilePlan("unchanged", reason, torch.__version__, 0)

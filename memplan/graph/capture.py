@@ -172,12 +172,15 @@ class Exports:
 
 
 def export_parts(
-    model: nn.Module, inputs: Inputs, change: Change = as_lowered
+    model: nn.Module,
+    inputs: Inputs,
+    change: Change = as_lowered,
+    whole: bool = False,
 ) -> Exports:
     """Capture `model`, or each submodule that can be if the whole cannot.
 
-    A submodule that is called more than once counts by its first call. Raises
-    InputError if the model fails on the inputs.
+    whole: only the model, no submodules. A submodule that is called more than once
+    counts by its first call. Raises InputError if the model fails on the inputs.
     """
     attributes = Attributes(model)
     _run(model, inputs)
@@ -187,6 +190,8 @@ def export_parts(
     if reason is None:
         return exports
     exports.left_alone[""] = reason
+    if whole:
+        return exports
     _descend(exports, model, "", first_calls(model, inputs), change)
     levels = levels_at(model, inputs, [target.path for target in exports.targets])
     exports.targets[:] = [
@@ -219,8 +224,8 @@ def _exported(
     if exports.changed.intersection(module.modules()):
         return NOTES
     try:
+        _check_effects(module, inputs)  # first: it takes much less time
         target = capture(module, inputs, exports.inference, change, path)
-        _check_effects(module, inputs)
     except InputError as error:
         return str(error)
     exports.targets.append(target)

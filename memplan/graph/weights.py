@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from memplan.graph.nest import Kind
+from memplan.graph.nest import RECORDS, Kind, is_library
 from memplan.graph.numbers import NONE, Numbers
 
 
@@ -93,14 +93,7 @@ class Watch:
     ) -> None:
         self._model, self._names = model, list(names)
         self._numbers = numbers
-        self._modules = _Modules(model)
-        self._containers = [
-            value
-            for module in model.modules()
-            for name, value in vars(module).items()
-            if isinstance(value, list | dict) and not name.startswith("_")
-        ]
-        self._contents = list(map(copy.copy, self._containers))
+        self.settle()
         holders = [_holder(model, name) for name in self._names]
         self._held = [(held, attribute) for held, attribute in holders]
         self._tensors = [held[attribute] for held, attribute in holders]
@@ -111,6 +104,18 @@ class Watch:
         self._kinds = [Kind.of(each) for each in self._tensors]
         self._marks = _marks(self._tensors)
 
+    def settle(self) -> None:
+        """Take modules and attributes as they are now."""
+        self._modules = _Modules(self._model)
+        found = [
+            held
+            for module in self._model.modules()
+            for name, value in vars(module).items()
+            if not name.startswith("_") and (held := _contents(value)) is not None
+        ]
+        self._containers = list({id(each): each for each in found}.values())
+        self._contents = list(map(copy.copy, self._containers))
+
     def again(self) -> Watch:
         """A watch of the same model's current state."""
         return Watch(self._model, self._names, self._numbers)
@@ -120,7 +125,8 @@ class Watch:
         return self._numbers.changed(Weights(self._model, {}))
 
     def same_containers(self) -> bool:
-        """Whether lists and dictionaries that are attributes hold what they held."""
+        """Whether lists, dictionaries and objects that are attributes hold what they
+        held."""
         return _same(self._containers, self._contents)
 
     def same_weights(self) -> bool:
@@ -198,6 +204,16 @@ class _Modules:
             and all(each.training is mode for each, mode in self._modes)
             and [each._version for each in self._loose] == self._versions
         )
+
+
+def _contents(value: object) -> list[object] | dict[str, object] | None:
+    """A list or dictionary, or the attributes of an object such as a configuration."""
+    if isinstance(value, list | dict):
+        return value
+    if isinstance(value, RECORDS) or not is_library(type(value)):
+        own = getattr(value, "__dict__", None)
+        return own if isinstance(own, dict) else None
+    return None
 
 
 def _same(now: object, then: object) -> bool:
