@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Generator, Tensor, from_numpy, nn
 
 from memplan.graph.call import Inputs
 from memplan.graph.nest import PLAIN, RECORDS, is_library, slots_of
@@ -128,6 +128,8 @@ class Attributes:
             self._left.append((owner, value.__wrapped__))
         elif type(value) is bytearray and len(value) <= MOST_COPIED:
             self._hold(owner, lambda: {"": bytes(value)}, partial(_write, value))
+        elif isinstance(value, Generator):
+            self._hold(owner, partial(_drawn, value), partial(_draw_again, value))
         elif _is_small_array(value):
             put = partial(_write_array, value)
             self._hold(owner, lambda: {"": value.tobytes()}, put)
@@ -239,6 +241,15 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             yield from _names(each)
+
+
+def _drawn(generator: Generator) -> Held:
+    return {"": generator.get_state().numpy().tobytes()}
+
+
+def _draw_again(generator: Generator, then: Held) -> None:
+    state = np.frombuffer(then[""], np.uint8).copy()  # type: ignore[call-overload]
+    generator.set_state(from_numpy(state))
 
 
 def _is_small_array(value: object) -> bool:

@@ -154,7 +154,9 @@ class Watch:
 
 class _Modules:
     def __init__(self, model: torch.nn.Module) -> None:
-        modules = list(model.modules())
+        # TorchScript's make what they hold each time that it is asked for.
+        script = torch.jit.ScriptModule
+        modules = [each for each in model.modules() if not isinstance(each, script)]
         # What hooks do to the attributes of their modules is done at every call, and
         # stand-ins, which have a model among theirs, change at every call.
         plain = [
@@ -237,8 +239,8 @@ def _holder(model: torch.nn.Module, name: str) -> tuple[dict[str, torch.Tensor],
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner)
     for group in (module._parameters, module._buffers):
-        if attribute in group:
-            return group, attribute
+        if attribute in group:  # those of TorchScript are no dictionaries
+            return group if isinstance(group, dict) else dict(group.items()), attribute
     return vars(module), attribute
 
 
@@ -254,6 +256,8 @@ def _ties(
     found = []
     for module in model.modules():
         for group in (module._parameters, module._buffers):
+            if not isinstance(group, dict):
+                continue
             for name, tensor in group.items():
                 first = places.get(id(tensor))
                 if first is not None and (first[0] is not group or first[1] != name):
