@@ -30,6 +30,7 @@ from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Exports, export_parts
+from memplan.graph.check import aloud, undone
 from memplan.graph.liveness import profile, results_bytes
 from memplan.graph.standin import StandIn
 from memplan.units import format_bytes
@@ -91,7 +92,8 @@ class _Chunking:
             )
         if model.training:
             raise UsageError("the model is in training mode; call model.eval() first")
-        self._model, self._options = model, options
+        self._model, self._progress = model, options.progress
+        self._options = replace(options, progress=aloud(options.progress))
         given = Inputs.of(inputs)
         self._inputs = Signature().arranged(model, given.args, given.kwargs)
 
@@ -101,7 +103,7 @@ class _Chunking:
         errors = dict(self._bench.internal_errors)
         module.memplan = replace(module.memplan, internal_errors=errors)
         programs = {each.path: each.program for each in self._exports.targets}
-        others = OtherSizes(programs, self._options.progress)
+        others = OtherSizes(programs, self._progress)
         module.accept(others, self._options.other_sizes)
         return module
 
@@ -110,11 +112,21 @@ class _Chunking:
         budget: str | int | None,
         plan: str | os.PathLike[str] | ChunkPlan | None,
     ) -> Chunked:
-        """Search, or reuse `plan`, and return the module."""
+        """Search, or reuse `plan`, and return the module; the model is as it was."""
+        with undone(self._model, self._inputs) as put_back:
+            self._options.progress("running the model")
+            progress = self._options.progress
+            self._bench = Workbench(self._model, self._inputs, progress)
+            put_back()  # what it does at its first calls alone is seen again
+            return self._run(budget, plan)
+
+    def _run(
+        self,
+        budget: str | int | None,
+        plan: str | os.PathLike[str] | ChunkPlan | None,
+    ) -> Chunked:
         wanted = None if budget is None else parse_budget(budget)
         progress = self._options.progress
-        progress("running the model")
-        self._bench = Workbench(self._model, self._inputs, progress)
         self._before = self._bench.before
         progress("exporting")
         self._exports = export_parts(self._model, self._inputs, searchable)

@@ -224,7 +224,8 @@ class Descent(Generic[Made]):
         rounds = 0
         while rounds < ROUNDS:
             good, short = self._built_for(goal, limit)
-            if good or not short or min(short)[0] > goal:  # nothing lower is known
+            lower = short and goal and min(short)[0] <= goal
+            if good or not lower:  # nothing lower is known
                 return good
             estimated, measured = min(short, key=lambda pair: pair[1])
             goal = int(min(goal * 0.97, limit * estimated / measured))

@@ -17,14 +17,14 @@ from memplan.chunking.canonical import rejoined
 from memplan.chunking.code import compiled, source, with_called_loops
 from memplan.chunking.plan import ChunkPlan
 from memplan.errors import InputError, UsageError
-from memplan.graph.call import Form, Inputs, Signature
+from memplan.graph.call import Form, Inputs, Signature, order_of
 from memplan.graph.capture import Target, capture
 from memplan.graph.export import first_line
 from memplan.graph.nest import Kind
 from memplan.graph.parts import replaced
 from memplan.graph.program import Program
-from memplan.graph.standin import Run, StandIn
-from memplan.graph.weights import Weights, has_hooks
+from memplan.graph.standin import Run, StandIn, all_hooked
+from memplan.graph.weights import Watch, Weights, has_hooks
 
 if TYPE_CHECKING:
     from memplan.chunking.shapes import OtherSizes
@@ -43,6 +43,20 @@ class Chunk:
         self._weights = Weights(target.module, target.exported.constants)
         self._form = target.form
         self._signature = Signature()
+        self._watch: Watch | None = None
+
+    def settle(self) -> None:
+        """Take the module's attributes as they are for those that it was chunked
+        with."""
+        self._watch = Watch(self._weights.model, ())
+
+    def changed(self) -> str:
+        """What changed in the module, as it is outside a call; "" if nothing did."""
+        watch, reason = self._watch, self.outdated()
+        if reason or watch is None:
+            return reason
+        same = watch.same_modules() and watch.same_containers()
+        return "" if same else "its modules or attributes have changed"
 
     @property
     def original(self) -> Program:
@@ -54,6 +68,7 @@ class Chunk:
         other = copy.copy(self)
         model = copy.deepcopy(self._weights.model, memo)
         other._weights = Weights(model, self._weights.constants)
+        other.settle()
         return other
 
     def __call__(self, inputs: Inputs) -> object:
@@ -80,7 +95,10 @@ class Chunk:
         if number := self.target.numbers.changed(self._weights):
             return number
         for name, place in self.program.constants.items():
-            meta, now = self.program.metas[name], Kind.of(self._weights[place])
+            meta, weight = self.program.metas[name], self._weights.get(place)
+            if weight is None:
+                return f"it was chunked with {place}, which is gone"
+            now = Kind.of(weight)
             before = Kind(meta.shape, meta.dtype, meta.device)
             if now != before:
                 return f"it was chunked with {place} of {before}, which is {now} now"
@@ -99,6 +117,9 @@ class Chunked(StandIn):
     """
 
     verb = "chunk"
+    _own = StandIn._own | {
+        *("memplan", "chunks", "_first", "_last", "_prepared", "_others", "_always"),
+    }
 
     def __init__(
         self,
@@ -110,7 +131,7 @@ class Chunked(StandIn):
         super().__init__(model)
         self.memplan = plan
         self.chunks = dict(chunks)
-        self._first = Form.of(inputs)
+        self._first, self._last = Form.of(inputs), _channels_last(inputs)
         self._prepared: dict[Form, dict[str, Chunk]] = {self._first: self.chunks}
         self._others: OtherSizes | None = None
         self._always = False
@@ -119,6 +140,8 @@ class Chunked(StandIn):
         """Accept inputs of other sizes. others: prepares for them; always: whether at
         their first call, without a call of `prepare`."""
         self._others, self._always = others, always
+        for chunk in self.chunks.values():
+            chunk.settle()
 
     def prepare(self, inputs: object) -> None:
         """Prepare for inputs of other sizes; `memplan.chunk` says which forms it takes.
@@ -144,6 +167,8 @@ class Chunked(StandIn):
             self._keep(form, self._others.chunks(self.model, self.memplan, inputs))
 
     def _keep(self, form: Form, chunks: dict[str, Chunk]) -> None:
+        for chunk in chunks.values():
+            chunk.settle()
         if len(self._prepared) > MAX_SIZES:  # beside the first
             self._prepared.pop(list(self._prepared)[1])
         self._prepared[form] = chunks
@@ -193,6 +218,7 @@ class Chunked(StandIn):
         reason = super().unsupported(args, kwargs)
         if "" not in self.chunks and not self.model.training:
             reason = ""  # the model itself runs, and its hooks
+        reason = reason or all_hooked()
         leaves = filter(_is_tensor, tree_leaves((args, kwargs)))
         if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
             return reason or "an input requires a gradient"
@@ -210,7 +236,7 @@ class Chunked(StandIn):
         form = Form.of(inputs)
         chunks = self._chunks_for(form, inputs)
         for chunk in chunks.values():
-            if reason := chunk.outdated():
+            if reason := chunk.changed():
                 self._warn(f"{reason}; chunk it again")
                 chunks = {}
                 break
@@ -219,6 +245,9 @@ class Chunked(StandIn):
     def _chunks_for(self, form: Form, inputs: Inputs) -> dict[str, Chunk]:
         """What runs in chunks on inputs of this form."""
         alike = form.alike(self._first)
+        if alike and _channels_last(inputs) != self._last:
+            self._warn("it was chunked for inputs in another memory format")
+            return {}
         if alike and self._always and form not in self._prepared:
             with self._lock:
                 try:
@@ -243,6 +272,11 @@ class Chunked(StandIn):
     def source(self) -> str:
         """The Python that runs, as one module; "" unless the whole model is chunked."""
         return self.chunks[""].source if "" in self.chunks else ""
+
+
+def _channels_last(inputs: Inputs) -> list[bool]:
+    """Which tensors lie with their channels last; results then do, too."""
+    return [order_of(x) == "last" for x in inputs.leaves() if isinstance(x, Tensor)]
 
 
 def _is_tensor(value: object) -> bool:

@@ -23,6 +23,7 @@ from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError
 from memplan.graph.call import Inputs
 from memplan.graph.capture import Exports, Target, export_parts
+from memplan.graph.check import aloud, undone
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import profile
 from memplan.graph.program import Meta, Op, Program
@@ -51,9 +52,20 @@ class OtherSizes:
         Raises InputError for inputs that need more than those of the plan, and if other
         operators run; BudgetError if the regions exceed the budget.
         """
+        progress = aloud(self.progress)
+        with undone(model, inputs):
+            return self._chunks(model, plan, inputs, progress)
+
+    def _chunks(
+        self,
+        model: nn.Module,
+        plan: ChunkPlan,
+        inputs: Inputs,
+        progress: Callable[[str], None],
+    ) -> dict[str, Chunk]:
         exports = export_parts(model, inputs, searchable)
         self._check_size(exports, plan)
-        bench = Workbench(model, inputs, self.progress)
+        bench = Workbench(model, inputs, progress)
         bench.exports = exports
         budget, lowest = plan.budget_bytes, bench.before
         if lowest <= budget:

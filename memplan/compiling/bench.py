@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -23,11 +23,12 @@ from memplan.fusing.options import KERNELS, kernel_subsets
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Target
 from memplan.graph.check import (
-    Snapshot,
+    aloud,
     relative_error,
     results_of,
     scales,
     tolerance_of,
+    undone,
 )
 from memplan.graph.clock import seconds
 from memplan.graph.export import first_line
@@ -35,7 +36,6 @@ from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
 from memplan.graph.nest import changed
 from memplan.graph.order import EFFORT
 from memplan.graph.program import Loop, Op, Program
-from memplan.graph.reach import Attributes
 from memplan.graph.script import NoTapeError
 from memplan.units import format_bytes
 
@@ -101,7 +101,7 @@ class Bench:
         self.internal_errors: Counter[str] = Counter()
         self.model = model
         self.inputs = Signature().arranged(model, given.args, given.kwargs)
-        self.progress, self.options = options.progress, options
+        self.progress, self.options = aloud(options.progress), options
         self.kernels: list[tuple[str, ...]] = []  # sets to try, the last without
         if options.pack is not False:
             self.kernels += [*kernel_subsets(KERNELS), ("onednn",)]
@@ -116,17 +116,9 @@ class Bench:
         module.memplan = replace(module.memplan, internal_errors=errors)
         return module
 
-    @contextmanager
-    def unwritten(self) -> Iterator[None]:
+    def unwritten(self) -> AbstractContextManager[object]:
         """Model and inputs are put back as they were."""
-        written = Snapshot([*self.inputs.leaves(), *self.model.buffers()])
-        reached = Attributes(self.model), Attributes(self.model, self.inputs)
-        try:
-            yield
-        finally:
-            written.restore()
-            for each in reached:
-                each.restore()
+        return undone(self.model, self.inputs)
 
     def build(self, trials: Mapping[str, Trial], limit: int) -> Compiled | None:
         """The module of a trial, measured; None if its results differ."""

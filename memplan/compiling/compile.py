@@ -76,6 +76,7 @@ def compile(  # noqa: A001 - the verb's name in memplan
     """
     work = _Compiling(model, inputs, options)
     module = work.run(budget)
+    module.settle()
     module.resize = partial(_resized, model, work.recipe(module, budget))
     return module
 

@@ -47,7 +47,7 @@ class Runner:
         self._weights = Weights(target.module, target.exported.constants)
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
-        self._watch = Watch(target.module, own, target.numbers)
+        self.watch = Watch(target.module, own, target.numbers)
         self._strides = [each.stride() for each in tensors_of(inputs)]
         # Compared first, for speed.
         self._kinds = None if target.form.autocast else _kinds(inputs)
@@ -57,7 +57,7 @@ class Runner:
 
     def bind(self, inputs: Inputs) -> None:
         """Bind the weights again, which have other values or lie elsewhere."""
-        watch = self._watch.again()
+        watch = self.watch.again()
         places = self.program.constants.items()
         constants = {name: self._weights[place].detach() for name, place in places}
         with torch.inference_mode(False), torch.no_grad():
@@ -67,7 +67,7 @@ class Runner:
                 tensors_of(inputs),
                 self.choices,
             )
-        self._watch = watch  # last: other threads then take the weights for current
+        self.watch = watch  # last: other threads then take the weights for current
 
     @property
     def copies(self) -> bool:
@@ -92,18 +92,18 @@ class Runner:
 
     def is_current(self) -> bool:
         """Whether the weights are those that were bound."""
-        return self._watch.same_weights()
+        return self.watch.same_weights()
 
     def outdated(self, current: bool) -> str:
         """What changed in the model so that its program is another; "" for nothing.
 
         current: what `is_current` says.
         """
-        if not self._watch.same_modules() or not self._watch.same_containers():
+        if not self.watch.same_modules() or not self.watch.same_containers():
             return "its modules, attributes or hooks have changed"
-        if number := self._watch.other_number():
+        if number := self.watch.other_number():
             return number
-        if current or self._watch.same_kinds():
+        if current or self.watch.same_kinds():
             return ""
         return "weights have other shapes or types than when it was compiled"
 
@@ -184,6 +184,7 @@ class Compiled(StandIn):
     """
 
     verb = "compile"
+    _own = StandIn._own | {"memplan", "runner", "resize", "_others"}
 
     def __init__(
         self, model: nn.Module, plan: CompilePlan, runner: Runner | None
@@ -200,6 +201,12 @@ class Compiled(StandIn):
     def plans(self) -> list[CompilePlan]:
         """Of the first inputs, and of those of other sizes that were met."""
         return [self.memplan, *(plan for _, plan in self._others.all())]
+
+    def settle(self) -> None:
+        """Take the model's attributes as they are for those that it was compiled with:
+        what trial runs had changed was put back."""
+        if self.runner is not None:
+            self.runner.watch.settle()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UsageError(
@@ -301,6 +308,7 @@ class Compiled(StandIn):
             reason = f"internal error: {first_line(error)}"
         else:
             if made.runner is not None:
+                made.settle()
                 made.runner.arenas = first.arenas
             return made.runner, made.memplan
         return None, CompilePlan("unchanged", reason, torch.__version__, 0)

@@ -34,6 +34,8 @@ class CompiledParts(Compiled):
     parts: what answers for them, by path.
     """
 
+    _own = Compiled._own | {"parts"}
+
     def __init__(
         self, model: nn.Module, plan: CompilePlan, parts: Mapping[str, Compiled]
     ) -> None:
@@ -44,6 +46,10 @@ class CompiledParts(Compiled):
     def plans(self) -> list[CompilePlan]:
         """The model's; those of its parts are theirs."""
         return [self.memplan]
+
+    def settle(self) -> None:
+        for part in self.parts.values():
+            part.settle()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = *args, *kwargs.values()

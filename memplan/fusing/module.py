@@ -82,6 +82,8 @@ class Fused(StandIn):
         *("_is_part", "_arena_pool", "_programs", "_calls", "_changes", "_fallbacks"),
     }
 
+    _own = _unpickled | {"model", "options"}
+
     def __init__(
         self,
         model: torch.nn.Module,

@@ -219,8 +219,8 @@ def _exported(
     if exports.changed.intersection(module.modules()):
         return NOTES
     try:
+        _check_effects(module, inputs)  # first: it takes much less time
         target = capture(module, inputs, exports.inference, change, path)
-        _check_effects(module, inputs)
     except InputError as error:
         return str(error)
     exports.targets.append(target)

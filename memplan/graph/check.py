@@ -43,11 +43,9 @@ def relative_error(
 
 def _difference(expected: object, found: object, least: float) -> float:
     if not isinstance(expected, torch.Tensor):
-        return 0.0 if expected == found else float("inf")
-    if not isinstance(found, torch.Tensor) or (
-        (expected.shape, expected.dtype, expected.device)
-        != (found.shape, found.dtype, found.device)
-    ):
+        return 0.0 if _equal(expected, found) else float("inf")
+    strided = expected.layout is torch.strided  # torch compares no others
+    if not (isinstance(found, torch.Tensor) and strided and _alike(expected, found)):
         return float("inf")
     if torch.equal(expected, found) or not expected.numel():
         return 0.0
@@ -57,6 +55,20 @@ def _difference(expected: object, found: object, least: float) -> float:
     if not expected.is_floating_point():
         return float("inf")
     return _of_finite(expected.double(), found.double(), least)
+
+
+def _alike(left: Tensor, right: Tensor) -> bool:
+    kinds = (
+        (each.shape, each.dtype, each.device, each.layout) for each in (left, right)
+    )
+    return next(kinds) == next(kinds)
+
+
+def _equal(left: object, right: object) -> bool:
+    try:
+        return bool(left == right)
+    except (RuntimeError, ValueError, TypeError):
+        return False  # arrays, and objects that hold tensors
 
 
 def _of_finite(left: Tensor, right: Tensor, least: float) -> float:
@@ -160,7 +172,8 @@ class Snapshot:
         self._held = [
             (tensor, tensor.detach().clone())
             for tensor in tensors
-            if isinstance(tensor, Tensor) and not tensor.is_inference()
+            if isinstance(tensor, Tensor)
+            and not (tensor.is_inference() or tensor.is_meta)
         ]
         self._versions = [tensor._version for tensor, _ in self._held]
 
@@ -254,17 +267,37 @@ def _written(model: nn.Module, reached: Attributes) -> Iterable[Tensor]:
 
 
 @contextlib.contextmanager
-def undone(model: nn.Module) -> Iterator[None]:
-    """What the model changes or prints within is put back, and not said."""
+def undone(
+    model: nn.Module, inputs: Inputs | None = None
+) -> Iterator[Callable[[], None]]:
+    """What the model changes or prints within is put back, and not said; what it yields
+    puts attributes back before that.
+
+    inputs: what it is called with, if that is the caller's.
+    """
     before, drawn = Attributes(model), _random_states()
-    buffers = Snapshot(_written(model, before))
+    given = inputs.leaves() if inputs else []
+    passed = Attributes(model, inputs) if inputs else before
+    buffers = Snapshot([*_written(model, before), *given])
     try:
-        with _Heard(), torch.random.fork_rng(devices=[]):
-            yield
+        with _Heard(tells=False), torch.random.fork_rng(devices=[]):
+            yield before.restore
     finally:
         buffers.changed()
         before.restore()
+        passed.restore()
         _put_back(drawn)
+
+
+def aloud(progress: Callable[[str], None]) -> Callable[[str], None]:
+    """`progress`, which may print also where the model may not."""
+    output = sys.stdout
+
+    def tell(text: str) -> None:
+        with contextlib.redirect_stdout(output):
+            progress(text)
+
+    return tell
 
 
 States = tuple[list[int], tuple[Any, ...], dict[str, Any]]
@@ -285,7 +318,13 @@ def _put_back(states: States) -> None:
 
 
 class _Heard(io.TextIOBase):
-    """While active, takes what this thread writes to the standard output."""
+    """While active, takes what this thread writes to the standard output.
+
+    tells: whether to write it after all if an exception ends it.
+    """
+
+    def __init__(self, tells: bool = True) -> None:
+        self._tells = tells
 
     def __enter__(self) -> _Heard:
         self._thread, self._lines = threading.get_ident(), io.StringIO()
@@ -294,7 +333,7 @@ class _Heard(io.TextIOBase):
 
     def __exit__(self, kind: object, *_: object) -> None:
         sys.stdout = self._before
-        if kind is not None:
+        if kind is not None and self._tells:
             sys.stdout.write(self.text())
 
     def write(self, text: str) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import copyreg
 import dataclasses
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from functools import partial
-from types import MemberDescriptorType
+from types import MemberDescriptorType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +58,8 @@ def flatten(value: object, whole: Collection[int] = ()) -> tuple[list[object], R
     if isinstance(value, torch.Tensor):
         return [value], first
     leaves, spec = pytree.tree_flatten(value)
-    if all(isinstance(each, (torch.Tensor, *PLAIN)) for each in leaves):
+    quick = (torch.Tensor, float, str, type(None))  # an integer may be of a torch.Size
+    if all(isinstance(each, quick) for each in leaves):
         return leaves, partial(pytree.tree_unflatten, treespec=spec)
     taken = _Taken(whole)
     again = taken.apart(value)
@@ -104,11 +107,13 @@ class _Taken:
             return self._object(value)
         self._nests[key] = value
         ways = [self.apart(each) for each in children]
+        size = isinstance(value, torch.Size)  # of which torch makes a tuple
 
         def again(leaves: list[object], made: dict[int, object]) -> object:
             parts = [way(leaves, made) for way in ways]
-            made[key] = pytree.tree_unflatten(parts, spec)
-            return made[key]
+            new = torch.Size(parts) if size else pytree.tree_unflatten(parts, spec)
+            made[key] = new
+            return new
 
         return again
 
@@ -126,7 +131,7 @@ class _Taken:
         own = {name: self.apart(each) for name, each in _attributes(value).items()}
         slots = [
             (slot, self.apart(slot.__get__(value)))
-            for slot in _slots(kind)
+            for slot in slots_of(kind)
             if hasattr(value, slot.__name__)
         ]
         held = _items(base, value)
@@ -180,9 +185,14 @@ def _attributes(value: object) -> dict[str, object]:
     return vars(value) if hasattr(value, "__dict__") else {}
 
 
-def _slots(kind: type) -> list[Any]:
-    members = (each for base in kind.__mro__ for each in vars(base).values())
-    return [each for each in members if isinstance(each, MemberDescriptorType)]
+def slots_of(kind: type) -> list[Any]:
+    """The attributes that objects of a class hold outside their dictionary."""
+    members = (each for base in kind.__mro__ for each in vars(base).items())
+    return [
+        each
+        for name, each in members
+        if isinstance(each, MemberDescriptorType) and name != "__dict__"
+    ]
 
 
 def _items(base: Any, value: Any) -> list[tuple[Any, object]]:
@@ -270,9 +280,23 @@ def unknown(leaves: Iterable[object]) -> str:
     """Why a result with these leaves cannot be rebuilt: the type of the first that is
     neither a tensor nor a plain value; "" if it can be."""
     known = (torch.Tensor, *PLAIN, torch.SymInt, torch.SymFloat, torch.SymBool)
-    odd = (type(leaf).__name__ for leaf in leaves if not isinstance(leaf, known))
+    odd = (
+        "sparse tensor" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+        for leaf in leaves
+        if not isinstance(leaf, known)
+        or (isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided)
+    )
     kind = next(odd, "")
     return kind and f"it returns a {kind}, which cannot be rebuilt"
+
+
+LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"} - {"__main__"}
+RECORDS = SimpleNamespace | argparse.Namespace  # Python's own, of users' attributes
+
+
+def is_library(value: Any) -> bool:
+    """Whether a class or function is Python's, torch's or numpy's."""
+    return str(value.__module__).partition(".")[0] in LIBRARIES
 
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None))

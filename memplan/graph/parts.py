@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from memplan.graph.standin import Run, global_hooks
+from memplan.graph.standin import Run, all_hooked
 from memplan.graph.weights import has_hooks
 
 Part = Callable[[tuple[object, ...], dict[str, Any]], Run | None]
@@ -69,7 +69,7 @@ def _calling(before: Callable[..., object]) -> Callable[..., object]:
     def _call_impl(module: Any, *args: Any, **kwargs: Any) -> Any:
         parts = _local.parts
         part = parts.get(module)
-        if part is None or has_hooks(module) or global_hooks():
+        if part is None or has_hooks(module) or all_hooked():
             return before(module, *args, **kwargs)
         # What answers may call the module.
         _local.parts = {each: of for each, of in parts.items() if each is not module}

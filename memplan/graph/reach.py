@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import functools
-import sys
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+import numpy as np
+from torch import Generator, Tensor, from_numpy, nn
 
 from memplan.graph.call import Inputs
-from memplan.graph.nest import PLAIN
+from memplan.graph.nest import PLAIN, RECORDS, is_library, slots_of
 from memplan.graph.standin import StandIn
 from memplan.graph.weights import has_hooks
 
 MOST = 20_000  # objects that are looked at
 CONTAINERS = (OrderedDict, dict, list, set, deque)
-LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"} - {"__main__"}
+MOST_COPIED = 1 << 20  # bytes of arrays that may count something
 
 # What torch keeps in every module, beside its mode, its tensors and its submodules.
-UNSEEN = set(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
+UNSEEN = set(vars(nn.Module())) - {
+    *("training", "_parameters", "_buffers", "_modules"),
+    "_non_persistent_buffers_set",
+}
 
 Held = dict[object, object]
 
@@ -55,11 +60,13 @@ class Attributes:
 
     Attributes of modules with hooks, which may change them at every call, may differ.
     inputs: to look at what a call of the model is given, and not at the model.
-    atoms: what was found that is not looked into, tensors among it.
+    atoms: what was found that is not looked into, tensors among it. named: by the
+    users' functions among it, as globals and attributes.
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs | None = None) -> None:
         self.atoms: list[object] = []
+        self.named: set[str] = set()
         self._places: list[_Place] = []
         self._seen: dict[int, object] = {}  # kept alive, so that ids stay theirs
         given = inputs and (inputs.args, inputs.kwargs)
@@ -106,12 +113,26 @@ class Attributes:
             self._function(owner, value)
         elif isinstance(value, types.MethodType):
             self._left += [(owner, value.__func__), (owner, value.__self__)]
-        elif isinstance(value, functools.partial):
+        elif isinstance(value, partial):
             self._left += [(owner, value.func), (owner, value.args)]
-        elif isinstance(value, type | Tensor) or _is_library(type(value)):
-            self.atoms.append(value)
-        elif hasattr(value, "__dict__"):
+        elif isinstance(value, RECORDS | threading.local):
             self._object(owner, value, set())
+        elif isinstance(value, type | Tensor) or is_library(type(value)):
+            self._atom(owner, value)
+        elif hasattr(value, "__dict__") or slots_of(type(value)):
+            self._object(owner, value, set())
+
+    def _atom(self, owner: nn.Module, value: Any) -> None:
+        self.atoms.append(value)
+        if isinstance(value, functools._lru_cache_wrapper):
+            self._left.append((owner, value.__wrapped__))
+        elif type(value) is bytearray and len(value) <= MOST_COPIED:
+            self._hold(owner, lambda: {"": bytes(value)}, partial(_write, value))
+        elif isinstance(value, Generator):
+            self._hold(owner, partial(_drawn, value), partial(_draw_again, value))
+        elif _is_small_array(value):
+            put = partial(_write_array, value)
+            self._hold(owner, lambda: {"": value.tobytes()}, put)
 
     def _hold(
         self,
@@ -125,19 +146,29 @@ class Attributes:
         self._left += [(owner, each) for each in then.values()]
 
     def _object(self, owner: nn.Module, value: object, unseen: set[str]) -> None:
-        own: Any = vars(value)
+        own: Any = getattr(value, "__dict__", {})
+        slots = {each.__name__: each for each in slots_of(type(value))}
 
         def now() -> Held:
-            return {name: own[name] for name in own if name not in unseen}
+            found = {name: own[name] for name in own if name not in unseen}
+            filled = ((name, slots[name]) for name in slots if hasattr(value, name))
+            return found | {name: each.__get__(value) for name, each in filled}
 
         def put(then: Held) -> None:
             for name in now().keys() - then.keys():
-                del own[name]
-            own.update(then)
+                if name in slots:
+                    slots[name].__delete__(value)
+                else:
+                    del own[name]
+            for name, each in then.items():
+                if name in slots:
+                    slots[name].__set__(value, each)
+                else:
+                    own[name] = each
 
         self._hold(owner, now, put, isinstance(value, nn.Module))
         for kind in type(value).__mro__:
-            if not _is_library(kind):
+            if not is_library(kind):
                 self._class(owner, kind)
 
     def _class(self, owner: nn.Module, kind: type) -> None:
@@ -182,15 +213,22 @@ class Attributes:
         self._hold(owner, now, put)
 
     def _function(self, owner: nn.Module, function: types.FunctionType) -> None:
-        if _is_library(function):
+        if is_library(function):
             return
         for cell in function.__closure__ or ():
-            self._hold(
-                owner, functools.partial(_filled, cell), functools.partial(_fill, cell)
-            )
+            self._hold(owner, partial(_filled, cell), partial(_fill, cell))
+        own: Any = vars(function)  # as counters of calls
+
+        def put(then: Held) -> None:
+            own.clear()
+            own.update(then)
+
+        self._hold(owner, lambda: dict(own), put)
         self._left.append((owner, function.__defaults__))
         there: Any = function.__globals__
-        names = [name for name in _names(function.__code__) if name in there]
+        said = set(_names(function.__code__))
+        self.named |= said
+        names = [name for name in said if name in there]
 
         def now() -> Held:
             return {name: there.get(name) for name in names}
@@ -198,16 +236,34 @@ class Attributes:
         self._hold(owner, now, there.update)
 
 
-def _is_library(value: Any) -> bool:
-    """Whether a class or function is Python's, torch's or numpy's."""
-    return str(value.__module__).partition(".")[0] in LIBRARIES
-
-
 def _names(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             yield from _names(each)
+
+
+def _drawn(generator: Generator) -> Held:
+    return {"": generator.get_state().numpy().tobytes()}
+
+
+def _draw_again(generator: Generator, then: Held) -> None:
+    state = np.frombuffer(then[""], np.uint8).copy()  # type: ignore[call-overload]
+    generator.set_state(from_numpy(state))
+
+
+def _is_small_array(value: object) -> bool:
+    if type(value) is not np.ndarray or value.dtype.hasobject:
+        return False
+    return value.nbytes <= MOST_COPIED
+
+
+def _write(array: bytearray, then: Held) -> None:
+    array[:] = then[""]  # type: ignore[call-overload]
+
+
+def _write_array(array: Any, then: Held) -> None:
+    array[...] = np.frombuffer(then[""], array.dtype).reshape(array.shape)  # type: ignore[call-overload]
 
 
 def _filled(cell: types.CellType) -> Held:

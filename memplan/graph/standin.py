@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from memplan.graph.capture import Target
 
 Run = Callable[[], object]
+MODES = {
+    "is_grad_enabled": torch.is_grad_enabled,
+    "is_inference_mode_enabled": torch.is_inference_mode_enabled,
+}
 UNCHANGED = "the model runs unchanged"
+# What a stand-in has in common with its model, so that either can add to it.
+SHARED = (
+    *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks"),
+    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
 
 
 class StandIn(nn.Module):  # type: ignore[misc]
@@ -35,12 +45,16 @@ class StandIn(nn.Module):  # type: ignore[misc]
     """
 
     verb: ClassVar[str]  # for warnings
-    _unpickled: ClassVar[set[str]] = {"_lock", "_warned", "_signature"}
+    _unpickled: ClassVar[set[str]] = {
+        *("_lock", "_warned", "_signature", "_named"),
+    }
+    # Attributes of its own; others that are assigned are the model's.
+    _own: ClassVar[set[str]] = {"model", *_unpickled}
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.__dict__["model"] = model
-        for name in ("_parameters", "_buffers", "_modules"):
+        for name in SHARED:
             self.__dict__[name] = getattr(model, name)
         self._reset()
 
@@ -49,6 +63,7 @@ class StandIn(nn.Module):  # type: ignore[misc]
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         self._signature = Signature()
+        self._named: set[str] | None = None  # modes that the model's code asks for
 
     def target(self, inputs: Inputs) -> Target:
         """What runs for these inputs, as a Program whose steps are operators.
@@ -89,7 +104,11 @@ class StandIn(nn.Module):  # type: ignore[misc]
         """What the model returns for these arguments."""
         if is_traced((*args, *kwargs.values())):  # the model's place is the stand-in's
             return self.model.forward(*args, **kwargs)
-        found = self._ready(args, kwargs)
+        found = None
+        if reason := self._other_mode():
+            self._warn(reason)
+        else:
+            found = self._ready(args, kwargs)
         if found is None:
             return self.model(*args, **kwargs)
         key, run = found
@@ -103,6 +122,19 @@ class StandIn(nn.Module):  # type: ignore[misc]
             result = self.model(*args, **kwargs)  # which may well raise, too
             self._give_up(key, error)
         return self._without_gradients(result, (*args, *kwargs.values()))
+
+    def _other_mode(self) -> str:
+        """Why the model may take another branch than it took when it was exported: it
+        asks for a mode of torch, and that is on. "" if it may not."""
+        for name, is_on in MODES.items():
+            if is_on():
+                if self._named is None:
+                    from memplan.graph.reach import Attributes
+
+                    self._named = MODES.keys() & Attributes(self.model).named
+                if name in self._named:
+                    return f"its code asks for torch.{name}(), which is true now"
+        return ""
 
     def _without_gradients(self, result: object, inputs: Iterable[object]) -> object:
         """Results that raise where a gradient is asked of them, if the model's would
@@ -130,6 +162,24 @@ class StandIn(nn.Module):  # type: ignore[misc]
             if name == "model" or name.startswith("__"):
                 raise
             return getattr(self.model, name)
+
+    def _is_models(self, name: str) -> bool:
+        """Whether an attribute that is assigned or deleted is the model's."""
+        if "model" not in vars(self) or name in self._own or name in vars(self):
+            return False
+        return not hasattr(type(self), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self._is_models(name):
+            setattr(self.model, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._is_models(name):
+            delattr(self.model, name)
+        else:
+            super().__delattr__(name)
 
     def __len__(self) -> int:
         return len(self.model)
@@ -179,6 +229,11 @@ class StandIn(nn.Module):  # type: ignore[misc]
     def extra_repr(self) -> str:
         return str(self.model.extra_repr())
 
+    def __copy__(self) -> StandIn:
+        other = type(self).__new__(type(self))
+        other.__setstate__(self.__getstate__())
+        return other
+
     def __getstate__(self) -> dict[str, object]:
         own = vars(self)
         return {name: own[name] for name in own if name not in self._unpickled}
@@ -195,10 +250,17 @@ def original(model: nn.Module) -> nn.Module:
     return model
 
 
+def all_hooked() -> str:
+    """That hooks of all modules are registered; "" if none is."""
+    hooks = torch.nn.modules.module
+    any_is = hooks._global_forward_hooks or hooks._global_forward_pre_hooks
+    return "all modules have hooks" if any_is else ""
+
+
 def intercepted() -> str:
     """What sees or changes every operator of torch right now; "" for nothing."""
-    if global_hooks():
-        return "all modules have hooks"
+    if hooked := all_hooked():
+        return hooked
     if torch._C._len_torch_dispatch_stack() or _has_function_modes():
         return "a mode intercepts torch's functions"
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -206,12 +268,6 @@ def intercepted() -> str:
     if torch.autograd.forward_ad._current_level >= 0:
         return "it takes forward derivatives"
     return ""
-
-
-def global_hooks() -> bool:
-    """Whether all modules have hooks."""
-    hooks = nn.modules.module
-    return bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
 
 
 def _has_function_modes() -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from memplan.graph.nest import Kind
+from memplan.graph.nest import RECORDS, Kind, is_library
 from memplan.graph.numbers import NONE, Numbers
 from memplan.native import _state
 
@@ -94,14 +94,7 @@ class Watch:
     ) -> None:
         self._model, self._names = model, list(names)
         self._numbers = numbers
-        self._modules = _Modules(model)
-        self._containers = [
-            value
-            for module in model.modules()
-            for name, value in vars(module).items()
-            if isinstance(value, list | dict) and not name.startswith("_")
-        ]
-        self._contents = list(map(copy.copy, self._containers))
+        self.settle()
         self._held = [_holder(model, name) for name in self._names]
         tensors = [held[name] for held, name in self._held]
         self._ties = _ties(model, self._held)
@@ -114,6 +107,18 @@ class Watch:
         self._kinds = [Kind.of(each) for each in tensors]
         self._marks = _marks(tensors)
 
+    def settle(self) -> None:
+        """Take modules and attributes as they are now."""
+        self._modules = _Modules(self._model)
+        found = [
+            held
+            for module in self._model.modules()
+            for name, value in vars(module).items()
+            if not name.startswith("_") and (held := _contents(value)) is not None
+        ]
+        self._containers = list({id(each): each for each in found}.values())
+        self._contents = list(map(copy.copy, self._containers))
+
     def again(self) -> Watch:
         """A watch of the same model's current state."""
         return Watch(self._model, self._names, self._numbers)
@@ -123,7 +128,8 @@ class Watch:
         return self._numbers.changed(Weights(self._model, {}))
 
     def same_containers(self) -> bool:
-        """Whether lists and dictionaries that are attributes hold what they held."""
+        """Whether lists, dictionaries and objects that are attributes hold what they
+        held."""
         return _same(self._containers, self._contents)
 
     def same_weights(self) -> bool:
@@ -145,7 +151,9 @@ class Watch:
 
 class _Modules:
     def __init__(self, model: torch.nn.Module) -> None:
-        modules = list(model.modules())
+        # TorchScript's make what they hold each time that it is asked for.
+        script = torch.jit.ScriptModule
+        modules = [each for each in model.modules() if not isinstance(each, script)]
         # What hooks do to the attributes of their modules is done at every call, and
         # stand-ins, which have a model among theirs, change at every call.
         plain = [
@@ -191,6 +199,16 @@ class _Modules:
 _COMMON = vars(torch.nn.Module()).keys()
 
 
+def _contents(value: object) -> list[object] | dict[str, object] | None:
+    """A list or dictionary, or the attributes of an object such as a configuration."""
+    if isinstance(value, list | dict):
+        return value
+    if isinstance(value, RECORDS) or not is_library(type(value)):
+        own = getattr(value, "__dict__", None)
+        return own if isinstance(own, dict) else None
+    return None
+
+
 def _same(now: object, then: object) -> bool:
     try:  # what is the same object is not compared, and that is nearly all
         return bool(now == then)
@@ -207,8 +225,8 @@ def _holder(model: torch.nn.Module, name: str) -> tuple[dict[str, torch.Tensor],
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner)
     for group in (module._parameters, module._buffers):
-        if attribute in group:
-            return group, attribute
+        if attribute in group:  # those of TorchScript are no dictionaries
+            return group if isinstance(group, dict) else dict(group.items()), attribute
     return vars(module), attribute
 
 
@@ -224,6 +242,8 @@ def _ties(
     found = []
     for module in model.modules():
         for group in (module._parameters, module._buffers):
+            if not isinstance(group, dict):
+                continue
             for name, tensor in group.items():
                 first = places.get(id(tensor))
                 if first is not None and (first[0] is not group or first[1] != name):
@@ -239,9 +259,13 @@ def _counters(
     owners = dict.fromkeys(
         name.rpartition(".")[0] for name in names if name.endswith("running_mean")
     )
-    groups = [model.get_submodule(each)._buffers for each in owners]
     name = "num_batches_tracked"
-    return [(group, name) for group in groups if group.get(name) is not None]
+    found = [
+        _holder(model, f"{each}.{name}")
+        for each in owners
+        if name in model.get_submodule(each)._buffers
+    ]
+    return [(group, name) for group, _ in found if group[name] is not None]
 
 
 def _marks(tensors: list[torch.Tensor]) -> list[tuple[int, bytes]]:

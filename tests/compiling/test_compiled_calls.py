@@ -38,14 +38,6 @@ def test_weights_may_change() -> None:
             assert torch.equal(module(x), model(x))
 
 
-def test_an_attribute_that_changes_is_seen() -> None:
-    model, x = perceptron()
-    module = compiled(model, x)
-    model.scale = 3.0
-    with torch.no_grad(), pytest.warns(UserWarning, match="have changed"):
-        assert torch.equal(module(x), model(x))
-
-
 def test_inputs_of_other_sizes_are_compiled_for() -> None:
     model, x = perceptron()
     module = compiled(model, x)

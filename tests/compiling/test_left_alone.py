@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import warnings
 from collections import OrderedDict
@@ -17,7 +16,7 @@ from torch import nn  # noqa: E402
 import memplan  # noqa: E402
 from memplan.errors import InputError, NoPlanError, UsageError  # noqa: E402
 from tests.chunking import models  # noqa: E402
-from tests.compiling.modules import SLOW, Perceptron, compiled, normalised, perceptron  # noqa: E402
+from tests.compiling.modules import SLOW, Perceptron, compiled, perceptron  # noqa: E402
 
 pytestmark = pytest.mark.torch
 SOAK = pytest.mark.soak
@@ -118,16 +117,6 @@ def test_what_cannot_be_exported_runs_unchanged() -> None:
         warnings.simplefilter("error")
         assert torch.equal(module(x), model(x))
         assert torch.equal(module(-x), -x)
-
-
-def test_the_model_is_as_it_was() -> None:
-    model, x = normalised()
-    state, attributes = copy.deepcopy(model.state_dict()), list(vars(model))
-    module = compiled(model, x)
-    assert list(vars(model)) == attributes
-    assert list(module.state_dict()) == list(state)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, state[name])
 
 
 def test_inputs_that_a_model_writes_to_are_put_back() -> None:
