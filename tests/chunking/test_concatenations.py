@@ -128,7 +128,7 @@ def test_results_are_the_same(network: Callable[[], nn.Module], batch: int) -> N
             torch.testing.assert_close(*pair)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_dense_block_keeps_a_budget(
     batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,8 +126,15 @@ def marks(modules: Sequence[Trial]) -> list[str]:
     return [repr((each.again, each.regions)) for each in modules]
 
 
-@pytest.mark.parametrize("slower", [1.0, 3.0])
-@pytest.mark.parametrize("built", [1, 2])
+@pytest.mark.parametrize(
+    ("built", "slower"),
+    [
+        (1, 3.0),
+        (2, 1.0),
+        pytest.param(1, 1.0, marks=pytest.mark.soak),
+        pytest.param(2, 3.0, marks=pytest.mark.soak),
+    ],
+)
 def test_no_module_is_built_twice(built: int, slower: float) -> None:
     model, x = skips("transposed")
     exports = export_parts(model, Signature().arranged(model, (x,), {}), searchable)
@@ -174,7 +181,17 @@ def test_the_least_is_fast_enough_or_known_to_be_slow(exports: Exports) -> None:
     assert not fast and bench.peak(slow) < before
 
 
-@pytest.mark.parametrize("up", ["transposed", "nearest", "bilinear"])
+SOAK = pytest.mark.soak  # like the others, with more of the same
+
+
+@pytest.mark.parametrize(
+    "up",
+    [
+        "transposed",
+        pytest.param("nearest", marks=SOAK),
+        pytest.param("bilinear", marks=SOAK),
+    ],
+)
 def test_the_least_is_no_more_than_what_a_budget_finds(up: str) -> None:
     model, x = skips(up)
     exports = export_parts(model, Signature().arranged(model, (x,), {}), searchable)

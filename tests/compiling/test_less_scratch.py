@@ -64,7 +64,7 @@ SIZES = st.integers(1, 3)
     st.tuples(*[SIZES] * 8), st.integers(1, 2), st.sampled_from([1, 2, 4]),
     st.booleans(), st.integers(9, 70), st.sampled_from([1 << 10, 1 << 14, 1 << 24]),
 )  # fmt: skip
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_convolutions(
     numbers: tuple[int, ...], images: int, groups: int, bias: bool, height: int,
     scratch: int,
@@ -85,7 +85,7 @@ def test_convolutions(
     st.tuples(*[SIZES] * 4), st.integers(0, 1), st.integers(0, 1), st.booleans(),
     st.integers(20, 70),
 )  # fmt: skip
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_pooling(
     numbers: tuple[int, ...], pad: int, across: int, up: bool, height: int
 ) -> None:
