@@ -41,6 +41,7 @@ from memplan.units import format_bytes
 
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
 LEAST = 1  # byte: a room with less than which no operator makes do
+PAGE = 4096  # bytes of growth that are nothing to speak of
 SMALL = 1 << 16  # bytes of constants, computed once, that are nothing to speak of
 PATIENT = 1.5  # seconds of a second measurement
 DEFECT = "internal error: "
@@ -163,7 +164,7 @@ class Bench:
         Of kernels that need no more than `limit` and the model, the fastest.
         """
         self.progress("planning")
-        room = min(limit, MAX_GROWTH * self.before)
+        room = min(limit, self._most)
 
         def rank(module: Compiled) -> tuple[int, float]:
             plan = module.memplan
@@ -349,11 +350,16 @@ class Bench:
         reason = plan.status == "compiled" and self._objection(plan)
         return self.unchanged(reason) if reason else module
 
+    @property
+    def _most(self) -> float:
+        """Bytes that a module that is faster may need."""
+        return max(MAX_GROWTH * self.before, self.before + PAGE)
+
     def _objection(self, plan: CompilePlan) -> str:
         """Why a plan gains nothing; "" if it gains memory or time."""
         if plan.slowdown > self.slowest:
             return f"it {too_slow(plan, self.slowest)}"
-        if plan.bytes_after > MAX_GROWTH * self.before:
+        if plan.bytes_after > self._most:
             return (
                 f"it would need {format_bytes(plan.bytes_after)} of memory, the model "
                 f"needs {format_bytes(self.before)}"
