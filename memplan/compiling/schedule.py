@@ -9,6 +9,7 @@ from functools import cached_property, partial
 
 from torch import Tensor
 
+from memplan.chunking.canonical import with_plain_attention
 from memplan.compiling.convolutions import packed
 from memplan.compiling.fused import converted, fused
 from memplan.compiling.layouts import straightened
@@ -136,6 +137,7 @@ def _passed(
     """The program after all passes; most: bytes of constants that are computed once."""
     inference, nbytes = Inference(), 0
     given = storages(constants.values())
+    program = with_plain_attention(program, inference)
     flat = folded(unrolled(program, constants, inference), given, most)
     if kernels:
         flat, nbytes = fused(flat, inference, inputs, kernels)

@@ -330,3 +330,23 @@ def test_a_loop_writes_over_what_it_reads_slice_by_slice() -> None:
     constants = {x: model.get_parameter(at) for x, at in program.constants.items()}
     schedule = scheduled(looped, constants, (x,))
     assert schedule.plan.peak <= 1.02 * profile(looped).peak
+
+
+class Masked(nn.Module):
+    """Attention with a causal mask that it makes at each call."""
+
+    def forward(self, x: Any) -> Any:
+        places = torch.arange(x.shape[1])
+        mask = (places[None] <= places[:, None])[None, None]
+        q = x.unflatten(2, (4, -1)).transpose(1, 2)
+        k = q[:, :2].repeat_interleave(2, dim=1)
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(q, k, k, attn_mask=mask.expand(x.shape[0], -1, -1, -1)).flatten(2)
+
+
+def test_a_mask_that_is_known_is_not_made() -> None:
+    model, x = Masked().eval(), torch.randn(2, 512, 16)
+    plan = (module := compiled(model, x)).memplan
+    assert plan.arena < 512 * 512 < plan.bytes_before  # bytes of the mask
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), model(x), rtol=1e-5, atol=1e-6)
