@@ -372,7 +372,9 @@ def _too_large(nearest: Compiled, limit: float, errors: Counter[str]) -> NoPlanE
     """The error for a budget; nearest: the module that needs least."""
     plan, reasons = nearest.memplan, []
     found = "the lowest found in one arena is"
-    if nearest.runner is None:
+    if plan.parts:
+        found = "with parts of the model in one arena, it takes"
+    elif nearest.runner is None:
         found = "no plan was accepted that needs less than the model itself,"
         reasons.append(f"without loops, {plan.reason}")
     elif plan.peak_operator:

@@ -43,6 +43,8 @@ def compile_levels(
     """
     module = compiled(model, inputs, budget, options)
     last, plan = module.runner, module.memplan
+    if plan.parts:
+        raise NoPlanError("parts of the model are compiled, each for itself")
     if last is None:
         raise NoPlanError(f"no plan was found: {plan.reason}", plan.bytes_before)
     bench = Bench(model, inputs, options)

@@ -14,7 +14,7 @@ from torch import nn
 from memplan.compiling.bench import Bench, requests
 from memplan.compiling.module import Compiled
 from memplan.compiling.report import CompilePlan
-from memplan.errors import NoPlanError
+from memplan.errors import NoPlanError, UsageError
 from memplan.graph.arenas import ArenaPool
 from memplan.graph.call import Inputs
 from memplan.graph.capture import Exports, first_calls
@@ -24,6 +24,7 @@ from memplan.graph.parts import replaced
 from memplan.graph.standin import StandIn, is_traced
 
 FEWEST = 3  # operators of a part: fewer gain nothing
+TRIES = 4  # with tighter budgets of parts, or without the part that needs most
 Making = Callable[[nn.Module, Inputs, int | None], Compiled]
 """Compiles a submodule for inputs within a budget of bytes, if one is given."""
 
@@ -55,12 +56,23 @@ class CompiledParts(Compiled):
         given = *args, *kwargs.values()
         if is_traced(given):
             return self.model.forward(*args, **kwargs)
-        if reason := self.unsupported(args, kwargs):
+        reason = self.unsupported(args, kwargs) or self._other_mode() or self._other()
+        if reason:
             self._warn(reason)
             return self.model(*args, **kwargs)
         with torch.no_grad():  # parts that fail run the model's, and say so
             result = self.run(Inputs(args, kwargs))
         return self._without_gradients(result, given)
+
+    def _other(self) -> str:
+        """Which part is another module by now; "" if none is."""
+        for path, part in self.parts.items():
+            module: object = self.model
+            for name in path.split("."):
+                module = getattr(module, "_modules", {}).get(name)
+            if module is not part.model:
+                return f"{path} is another module than when it was compiled"
+        return ""
 
     def run(self, inputs: Inputs) -> object:
         """The model's results, computed by the parts where they can."""
@@ -79,37 +91,58 @@ def in_parts(bench: Bench, exports: Exports, limit: float, making: Making) -> Co
     take. The model itself, with a reason, if no part gains anything. Raises NoPlanError
     if a part exceeds its share of the limit.
     """
-    model = bench.model
+    model, why = bench.model, exports.left_alone[""]
     calls = first_calls(model, bench.inputs)
+
+    def made(path: str, room: float) -> Compiled:
+        bench.progress(f"compiling {path}")
+        most = None if room == math.inf else max(0, int(room))
+        try:
+            return making(model.get_submodule(path), calls[path], most)
+        except NoPlanError as problem:
+            raise NoPlanError(f"{path}: {problem}", problem.peak) from problem
+
     parts: dict[str, Compiled] = {}
     for target in exports.targets:
-        module = model.get_submodule(target.path)
-        if isinstance(module, StandIn) or len(target.program.ops) < FEWEST:
-            continue
-        bench.progress(f"compiling {target.path}")
-        room = None if limit == math.inf else max(0, int(limit) - target.outside)
-        try:
-            made = making(module, calls[target.path], room)
-        except NoPlanError as problem:
-            raise NoPlanError(f"{target.path}: {problem}", problem.peak) from problem
-        if made.runner is not None:
-            parts[target.path] = made
-    if not parts:
-        return bench.unchanged(exports.left_alone[""])
-    pool = ArenaPool()  # one after the other takes from it
+        known = isinstance(model.get_submodule(target.path), StandIn)
+        if not known and len(target.program.ops) >= FEWEST:
+            parts[target.path] = made(target.path, limit - target.outside)
+    parts = {path: each for path, each in parts.items() if each.runner is not None}
+    found = bench.unchanged(why)
+    for _ in range(TRIES):
+        if not parts:
+            return found
+        found = _measured(bench, why, parts)
+        plan = found.memplan
+        if plan.status != "compiled":
+            return found
+        if plan.bytes_after > limit:  # what lies beside the parts was not all known
+            most = plan.arena - (plan.bytes_after - limit)
+            for path, part in parts.items():
+                if (over := part.memplan.arena - most) > 0:
+                    parts[path] = made(path, part.memplan.bytes_after - over)
+        elif bench.judged(found) is found:
+            return found
+        else:
+            del parts[max(parts, key=lambda path: parts[path].memplan.arena)]
+    return bench.judged(found)
+
+
+def _measured(bench: Bench, why: str, parts: Mapping[str, Compiled]) -> Compiled:
+    """The model with parts, which share an arena, and its figures; the model itself if
+    that is wrong. why: the whole has no export."""
+    pool = ArenaPool()  # one part after the other takes from it
     for part in parts.values():
         assert part.runner is not None
         part.runner.arenas = pool
-    why = exports.left_alone[""]
+    inputs, plans = bench.inputs, {path: each.memplan for path, each in parts.items()}
     plan = CompilePlan("compiled", why, torch.__version__, bench.before)
-    return _measured(bench, CompiledParts(model, plan, parts))
-
-
-def _measured(bench: Bench, module: CompiledParts) -> Compiled:
-    """The module with its figures; the model itself if it is wrong or gains nothing."""
-    inputs, plans = bench.inputs, {p: m.memplan for p, m in module.parts.items()}
+    module = CompiledParts(bench.model, plan, parts)
     bench.progress("checking the results")
-    error = bench.error_of(module.run)
+    try:
+        error = bench.error_of(module.run)
+    except UsageError as problem:  # it differentiates in its forward
+        return bench.unchanged(str(problem))
     if error > (most := tolerance_of([inputs.run(bench.model)])):
         return bench.unchanged(f"results differ by {error:.1e}, more than {most:.0e}")
     bench.progress("measuring")
@@ -132,4 +165,4 @@ def _measured(bench: Bench, module: CompiledParts) -> Compiled:
         parts=plans,
     )
     bench.timed(module)
-    return bench.judged(module)
+    return module

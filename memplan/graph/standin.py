@@ -172,6 +172,8 @@ class StandIn(nn.Module):  # type: ignore[misc]
     def __setattr__(self, name: str, value: object) -> None:
         if self._is_models(name):
             setattr(self.model, name, value)
+        elif name in self._own:
+            self.__dict__[name] = value  # the model may have a submodule of this name
         else:
             super().__setattr__(name, value)
 

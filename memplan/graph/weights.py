@@ -99,11 +99,7 @@ class Watch:
         tensors = [held[name] for held, name in self._held]
         self._ties = _ties(model, self._held)
         counted = [*self._held, *_counters(model, self._names)]
-        self._rows = [
-            (held, name, tensor, tensor._version, tensor.data_ptr())
-            for held, name in counted
-            for tensor in [held[name]]
-        ]
+        self._rows = [_row(held, name) for held, name in counted]
         self._kinds = [Kind.of(each) for each in tensors]
         self._marks = _marks(tensors)
 
@@ -114,7 +110,7 @@ class Watch:
             held
             for module in self._model.modules()
             for name, value in vars(module).items()
-            if not name.startswith("_") and (held := _contents(value)) is not None
+            if name not in _COMMON and (held := _contents(value)) is not None
         ]
         self._containers = list({id(each): each for each in found}.values())
         self._contents = list(map(copy.copy, self._containers))
@@ -181,17 +177,31 @@ class _Modules:
             if "training" in vars(each)  # stand-ins have their models'
         ]
         below = [(group, *item) for group in children for item in group.items()]
-        self._rows = [*own, *modes, *below]
-        counted = [*attributes, *children, *hooks]
-        self._lengths = [(group, len(group)) for group in counted]
-        self._loose = [value for _, _, value in own if _is_tensor(value)]
-        self._versions = [each._version for each in self._loose]
+        tensors = [
+            group for each in modules for group in (each._parameters, each._buffers)
+        ]
+        absent = [
+            (group, name, None)
+            for group in tensors
+            for name, value in group.items()
+            if value is None
+        ]
+        groups = [
+            (vars(each), name, vars(each)[name])
+            for each in modules
+            for name in ("_parameters", "_buffers", "_modules")
+        ]
+        self._rows = [*groups, *own, *modes, *below, *absent]
+        counted = [*attributes, *children, *hooks, *tensors]
+        self._keys = [(group, tuple(group)) for group in counted]
+        loose = [(group, name) for group, name, value in own if _is_tensor(value)]
+        self._loose = [_row(group, name) for group, name in loose]
 
     def same(self) -> bool:
         return (
-            _state.has_lengths(self._lengths)
+            _state.has_keys(self._keys)
             and _state.holds(self._rows)
-            and [each._version for each in self._loose] == self._versions
+            and _state.holds_tensors(self._loose)
         )
 
 
@@ -217,7 +227,16 @@ def _same(now: object, then: object) -> bool:
 
 
 def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and not value.is_inference()
+    """Whether it is a tensor of which a version and an address can be asked."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return value.layout == torch.strided and not value.is_inference()  # type: ignore[attr-defined]
+
+
+def _row(group: dict[str, torch.Tensor], name: str) -> _state.Row:
+    tensor = group[name]
+    where = tensor._version, tensor.data_ptr()
+    return group, name, tensor, *where, tensor.shape, tensor.stride()
 
 
 def _holder(model: torch.nn.Module, name: str) -> tuple[dict[str, torch.Tensor], str]:

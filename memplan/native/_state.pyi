@@ -3,20 +3,22 @@
 import torch
 
 def holds(rows: list[tuple[dict[str, object], str, object]]) -> bool:
-    """Whether each dictionary has, by its row's key, the row's value or an equal one.
+    """Whether each dictionary has, by its row's key, the row's value or an equal one of
+    the same type.
 
     What raises RuntimeError, ValueError or TypeError when it is compared is not equal.
     Wrong rows raise TypeError.
     """
 
-def holds_tensors(
-    rows: list[tuple[dict[str, torch.Tensor], str, torch.Tensor, int, int]],
-) -> bool:
-    """Whether each dictionary has, by its row's key, the row's tensor itself, and that
-    has the version and the address in the row."""
+Group = dict[str, torch.Tensor]
+Row = tuple[Group, str, torch.Tensor, int, int, torch.Size, tuple[int, ...]]
 
-def has_lengths(rows: list[tuple[dict[str, object], int]]) -> bool:
-    """Whether each dictionary has as many keys as its row says."""
+def holds_tensors(rows: list[Row]) -> bool:
+    """Whether each dictionary has, by its row's key, the row's tensor itself, and that
+    has the version, address, shape and strides in the row."""
+
+def has_keys(rows: list[tuple[dict[str, object], tuple[str, ...]]]) -> bool:
+    """Whether each dictionary has its row's keys, in their order."""
 
 def has_bytes(rows: list[tuple[int, bytes]]) -> bool:
     """Whether each address holds its row's bytes. What is there must be readable."""

@@ -179,6 +179,64 @@ def test_a_part_that_exceeds_its_share_is_named(detector: Any) -> None:
         memplan.compile(*detector, "1%", SLOW)
 
 
+def test_a_part_that_is_another_module_runs_the_model(detector: Any) -> None:
+    model, x = copy.deepcopy(detector[0]), detector[1]
+    module = memplan.compile(model, x, options=SLOW)
+    before = model.head
+    model.head = nn.Sequential(nn.Linear(16, 4), nn.Tanh())
+    with torch.no_grad(), pytest.warns(UserWarning, match="head is another module"):
+        same(module(x), model(x))
+    model.head = before
+    with torch.no_grad():
+        same(module(x), model(x))
+
+
+class Asking(nn.Module):
+    """What it does depends on whether gradients are on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 16))
+        self.runner = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 16))
+        self.memplan = 3.0
+
+    def forward(self, x: Any) -> Any:
+        y = self.runner(self.parts(x))
+        y = -y if y.sum() > 0 else y
+        return self.memplan * y if torch.is_grad_enabled() else y
+
+
+def test_names_and_modes_are_the_models_own() -> None:
+    model, x = Asking().eval(), torch.randn(64, 16)
+    module = memplan.compile(model, x, options=SLOW)
+    assert list(module.memplan.parts) == ["parts", "runner"]
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), model(x))
+    with pytest.warns(UserWarning, match="is_grad_enabled"):
+        torch.testing.assert_close(module(x), model(x))
+
+
+class Keeps(nn.Module):
+    """Beside the part that needs most, the model keeps values of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Sequential(nn.Linear(16, 512), nn.ReLU(), nn.Linear(512, 16))
+
+    def forward(self, x: Any) -> Any:
+        y = self.wide(x)
+        more = [y * i for i in range(8)] if y.sum() > 1e9 else [x] * 8
+        return self.wide(x + sum(more))
+
+
+def test_budgets_count_what_the_model_keeps() -> None:
+    model, x = Keeps().eval(), torch.randn(256, 16)
+    module = memplan.compile(model, x, "30%", SLOW)
+    assert 0 < module.memplan.bytes_after <= 0.3 * module.memplan.bytes_before
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), model(x))
+
+
 class Opaque(nn.Module):
     """None of its parts can be exported, or gains anything."""
 

@@ -46,7 +46,7 @@ def test_errors_of_a_comparison_are_raised() -> None:
         __hash__ = None  # type: ignore[assignment]
 
     with pytest.raises(LookupError, match="odd"):
-        _state.holds([({"a": Odd()}, "a", 1)])
+        _state.holds([({"a": Odd()}, "a", Odd())])
 
 
 def test_a_value_may_go_while_it_is_compared() -> None:
@@ -60,35 +60,54 @@ def test_a_value_may_go_while_it_is_compared() -> None:
 
         __hash__ = None  # type: ignore[assignment]
 
+    then = Going()
     group["a"] = Going()
     seen = weakref.ref(group["a"])
-    assert _state.holds([(group, "a", 1)])
+    assert _state.holds([(group, "a", then)])
 
 
-def test_tensors_are_the_same_by_version_and_address() -> None:
-    tensor = torch.zeros(4)
+@pytest.mark.parametrize(("now", "then"), [(1, True), (2.0, 2), (-0.0, 0.0)])
+def test_equal_values_of_other_types_or_signs_have_changed(now: Any, then: Any) -> None:
+    assert not _state.holds([({"a": now}, "a", then)])
+
+
+def row(group: dict[str, Any], name: str) -> Any:
+    x = group[name]
+    return group, name, x, x._version, x.data_ptr(), x.shape, x.stride()
+
+
+def test_tensors_are_the_same_by_version_and_place() -> None:
+    tensor = torch.zeros(4, 4)
     group = {"a": tensor}
-    row = (group, "a", tensor, tensor._version, tensor.data_ptr())
-    assert _state.holds_tensors([row])
-    group["a"] = torch.zeros(4)
-    assert not _state.holds_tensors([row])
+    then = row(group, "a")
+    assert _state.holds_tensors([then])
+    group["a"] = torch.zeros(4, 4)
+    assert not _state.holds_tensors([then])
     group["a"] = tensor
     tensor.add_(1)
-    assert not _state.holds_tensors([row])
-    assert _state.holds_tensors([(*row[:3], tensor._version, row[4])])
-    assert not _state.holds_tensors([(*row[:3], tensor._version, row[4] + 1)])
+    assert not _state.holds_tensors([then])
+    then = row(group, "a")
+    assert not _state.holds_tensors([(*then[:4], then[4] + 1, *then[5:])])
+    for other in (tensor.t(), tensor[:2], torch.zeros(4, 4)):
+        tensor.data = other
+        assert not _state.holds_tensors([then])
 
 
-def test_lengths_and_bytes() -> None:
-    group: dict[str, object] = {"a": 1}
-    assert _state.has_lengths([(group, 1)])
-    group["b"] = 2
-    assert not _state.has_lengths([(group, 1)])
+def test_keys_and_bytes() -> None:
+    group: dict[str, object] = {"a": 1, "b": 2}
+    rows = [(group, ("a", "b"))]
+    assert _state.has_keys(rows)
+    group["a"] = group.pop("a")
+    assert not _state.has_keys(rows)
+    group["b"] = group.pop("b")
+    assert _state.has_keys(rows)
+    group["c"] = 3
+    assert not _state.has_keys(rows)
     memory = np.arange(8, dtype=np.uint8)
-    rows = [(memory.ctypes.data + 2, bytes([2, 3])), (memory.ctypes.data, b"\0")]
-    assert _state.has_bytes(rows)
+    there = [(memory.ctypes.data + 2, bytes([2, 3])), (memory.ctypes.data, b"\0")]
+    assert _state.has_bytes(there)
     memory[3] = 0
-    assert not _state.has_bytes(rows)
+    assert not _state.has_bytes(there)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +118,8 @@ def test_lengths_and_bytes() -> None:
         ("holds", [{}, "a", 1]),
         ("holds", ({}, [], 1)),
         ("holds_tensors", ({"a": 1}, "a", 1)),
-        ("has_lengths", ({}, "one")),
-        ("has_lengths", (3, 1)),
+        ("has_keys", ({}, "one")),
+        ("has_keys", (3, ())),
         ("has_bytes", ("here", b"")),
         ("has_bytes", (1, "text")),
     ],
@@ -113,4 +132,4 @@ def test_wrong_rows_are_refused(function: str, row: Any) -> None:
 def test_tensors_without_a_version_are_told() -> None:
     one = 1
     with pytest.raises(AttributeError):
-        _state.holds_tensors([({"a": one}, "a", one, 0, 0)])
+        _state.holds_tensors([({"a": one}, "a", one, 0, 0, (), ())])

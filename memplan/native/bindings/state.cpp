@@ -1,6 +1,7 @@
 // What objects of Python hold, compared with what they held: at every call of a module.
 #include <nanobind/nanobind.h>
 
+#include <cmath>
 #include <cstring>
 
 namespace nb = nanobind;
@@ -29,8 +30,14 @@ PyObject* found(const nb::list& rows, std::size_t i) {
   return now;
 }
 
-// What cannot be compared, as arrays with more than one element, has changed.
+// Of one type, 1 and True are not; what cannot be compared, as arrays with more than one
+// element, has changed.
 bool equal(PyObject* now, PyObject* then) {
+  if (Py_TYPE(now) != Py_TYPE(then)) return false;
+  if (PyFloat_CheckExact(now)) {  // 0.0 and -0.0 are not
+    return std::signbit(PyFloat_AS_DOUBLE(now)) == std::signbit(PyFloat_AS_DOUBLE(then)) &&
+           PyFloat_AS_DOUBLE(now) == PyFloat_AS_DOUBLE(then);
+  }
   const int found = PyObject_RichCompareBool(now, then, Py_EQ);
   if (found >= 0) return found;
   if (!PyErr_ExceptionMatches(PyExc_RuntimeError) &&
@@ -54,10 +61,10 @@ bool holds(const nb::list& rows) {
   return true;
 }
 
-// Whether a getter or method without arguments gives the number that it gave.
-bool gives(const nb::object& number, PyObject* then) {
-  if (!number.is_valid()) throw nb::python_error();
-  const int found = PyObject_RichCompareBool(number.ptr(), then, Py_EQ);
+// Whether a getter or method without arguments gives what it gave.
+bool gives(const nb::object& now, PyObject* then) {
+  if (!now.is_valid()) throw nb::python_error();
+  const int found = PyObject_RichCompareBool(now.ptr(), then, Py_EQ);
   if (found < 0) throw nb::python_error();
   return found;
 }
@@ -65,23 +72,35 @@ bool gives(const nb::object& number, PyObject* then) {
 bool holds_tensors(const nb::list& rows) {
   static PyObject* const version = PyUnicode_InternFromString("_version");
   static PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
+  static PyObject* const shape = PyUnicode_InternFromString("shape");
+  static PyObject* const stride = PyUnicode_InternFromString("stride");
   for (std::size_t i = 0; i < rows.size(); ++i) {
     PyObject* tensor = item(rows, i, 2);
     if (found(rows, i) != tensor) return false;
     if (!gives(nb::steal(PyObject_GetAttr(tensor, version)), item(rows, i, 3)) ||
         !gives(nb::steal(PyObject_CallMethodNoArgs(tensor, data_ptr)),
-               item(rows, i, 4))) {
+               item(rows, i, 4)) ||
+        !gives(nb::steal(PyObject_GetAttr(tensor, shape)), item(rows, i, 5)) ||
+        !gives(nb::steal(PyObject_CallMethodNoArgs(tensor, stride)),
+               item(rows, i, 6))) {
       return false;
     }
   }
   return true;
 }
 
-bool has_lengths(const nb::list& rows) {
+bool has_keys(const nb::list& rows) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const Py_ssize_t then = PyLong_AsSsize_t(item(rows, i, 1));
-    if (then < 0 && PyErr_Occurred()) throw nb::python_error();
-    if (PyDict_GET_SIZE(dict(rows, i)) != then) return false;
+    PyObject* group = dict(rows, i);
+    PyObject* keys = item(rows, i, 1);
+    if (!PyTuple_Check(keys)) throw nb::type_error("a row is a dict and its keys");
+    if (PyDict_GET_SIZE(group) != PyTuple_GET_SIZE(keys)) return false;
+    PyObject* key = nullptr;
+    Py_ssize_t at = 0;
+    for (Py_ssize_t k = 0; PyDict_Next(group, &at, &key, nullptr); ++k) {
+      PyObject* then = PyTuple_GET_ITEM(keys, k);
+      if (key != then && !equal(key, then)) return false;
+    }
   }
   return true;
 }
@@ -105,6 +124,6 @@ NB_MODULE(_state, m) {
   m.doc() = "Whether objects hold what they held.";
   m.def("holds", &holds, "rows"_a);
   m.def("holds_tensors", &holds_tensors, "rows"_a);
-  m.def("has_lengths", &has_lengths, "rows"_a);
+  m.def("has_keys", &has_keys, "rows"_a);
   m.def("has_bytes", &has_bytes, "rows"_a);
 }
