@@ -91,7 +91,7 @@ def other_inputs(inputs: list[object], seed: int) -> list[object]:
     generator = torch.Generator().manual_seed(seed)
     changed = []
     for value in inputs:
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             changed.append(value)
         elif value.is_floating_point():
             noise = torch.randn(value.shape, generator=generator)
@@ -185,18 +185,20 @@ class Snapshot:
                     tensor.copy_(copy)
                     self._versions[i] = tensor._version
 
-    def changed(self) -> bool:
-        """Whether a tensor was written to, also by what raises no version, as batch
-        normalisation; all are restored if so."""
-        versions = [tensor._version for tensor, _ in self._held]
-        if versions == self._versions and all(
-            torch.equal(tensor.nan_to_num(), copy.nan_to_num())
-            for tensor, copy in self._held
-        ):
-            return False
-        self._versions = [-1 for _ in self._held]
-        self.restore()
-        return True
+    def changed(self) -> list[Tensor]:
+        """The tensors that were written to, also by what raises no version, as batch
+        normalisation; all are restored if there are any."""
+        held = zip(self._held, self._versions, strict=True)
+        found = [
+            tensor
+            for (tensor, copy), version in held
+            if tensor._version != version
+            or not torch.equal(tensor.nan_to_num(), copy.nan_to_num())
+        ]
+        if found:
+            self._versions = [-1 for _ in self._held]
+            self.restore()
+        return found
 
 
 class SideEffectsError(InputError):
@@ -242,8 +244,10 @@ def without_effects(
         reason = odd or "its results change from call to call"
     elif objects_of(first).keys() & objects_of(result):
         reason = KEEPS
-    if buffers.changed():
-        reason = "it writes to its buffers during inference"
+    if written := {id(each) for each in buffers.changed()}:
+        names = [name for name, each in model.named_buffers() if id(each) in written]
+        which = f"buffer '{names[0]}'" if names else "tensors"
+        reason = f"it writes to its {which} during inference"
     elif given.changed():
         reason = "it writes to its inputs"
     elif passed.changed():
@@ -377,8 +381,10 @@ def scales(
         with _Rounding(seed):
             changed = run()
         for row, one, other in zip(found, expected, changed, strict=False):
-            pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
-            for i, (left, right) in enumerate(pairs):
+            leaves = tree_leaves(one), tree_leaves(other)
+            if len(leaves[0]) != len(leaves[1]):
+                continue  # rounding decided which of its results a model gives
+            for i, (left, right) in enumerate(zip(*leaves, strict=True)):
                 row[i] = max(row[i], _largest_change(left, right))
     return found
 
@@ -387,6 +393,8 @@ def _largest_change(left: object, right: object) -> float:
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         return 0.0
     if left.shape != right.shape or not left.numel():
+        return 0.0
+    if torch.strided not in (left.layout, right.layout):
         return 0.0
     if not (left.is_floating_point() or left.is_complex()):
         return 0.0
@@ -437,4 +445,6 @@ class _Rounding(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _is_floating(value: object) -> bool:
-    return isinstance(value, Tensor) and bool(value.is_floating_point())
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    return bool(value.is_floating_point())

@@ -16,8 +16,7 @@ from torch import Generator, Tensor, from_numpy, nn
 
 from memplan.graph.call import Inputs
 from memplan.graph.nest import PLAIN, RECORDS, is_library, slots_of
-from memplan.graph.standin import StandIn
-from memplan.graph.weights import has_hooks
+from memplan.graph.weights import has_hooks, stands_for
 
 MOST = 20_000  # objects that are looked at
 CONTAINERS = (OrderedDict, dict, list, set, deque)
@@ -98,8 +97,8 @@ class Attributes:
                 each.put(each.then)
 
     def _look(self, owner: nn.Module, value: Any) -> None:
-        if isinstance(value, StandIn):
-            self._left.append((owner, value.model))
+        if isinstance(value, nn.Module) and (model := stands_for(value)) is not None:
+            self._left.append((owner, model))
         elif isinstance(value, nn.Module):
             if has_hooks(value):
                 self._left += [(value, each) for each in vars(value).values()]

@@ -68,6 +68,13 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+def stands_for(module: torch.nn.Module) -> torch.nn.Module | None:
+    """The model that a stand-in was made from; None for other modules, which do not
+    have modules among their plain attributes."""
+    model = vars(module).get("model")
+    return model if isinstance(model, torch.nn.Module) else None
+
+
 def hook_of(module: torch.nn.Module) -> str:
     """The name of a module's first forward hook, as in ``package.file.function``."""
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
@@ -153,10 +160,7 @@ class _Modules:
         # What hooks do to the attributes of their modules is done at every call, and
         # stand-ins, which have a model among theirs, change at every call.
         plain = [
-            each
-            for each in modules
-            if not has_hooks(each)
-            and not isinstance(vars(each).get("model"), torch.nn.Module)
+            each for each in modules if not has_hooks(each) and stands_for(each) is None
         ]
         children = [each._modules for each in modules if each._modules]
         hooks = [

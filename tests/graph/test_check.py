@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from memplan.graph.call import Inputs  # noqa: E402
-from memplan.graph.check import relative_error, results_of  # noqa: E402
+from memplan.graph.check import relative_error, results_of, scales  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -60,3 +60,9 @@ def test_noise_may_be_rejected_by_a_model_but_not_by_what_replaces_it() -> None:
     assert len(results_of(inputs, nn.Identity(), run)) == 1
     with pytest.raises(ValueError, match="zeros only"):
         results_of(inputs, nn.Identity(), run, required=2)
+
+
+def test_rounding_may_decide_which_results_there_are() -> None:
+    x = torch.ones(2)
+    assert scales(lambda: [(x,)], [(x, x)]) == [[0.0, 0.0]]
+    assert scales(lambda: [(x, x.to_sparse())], [(x, x.to_sparse())]) == [[0.0, 0.0]]
