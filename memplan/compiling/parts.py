@@ -104,12 +104,13 @@ def in_parts(bench: Bench, exports: Exports, limit: float, making: Making) -> Co
 
     parts: dict[str, Compiled] = {}
     for target in exports.targets:
-        known = isinstance(model.get_submodule(target.path), StandIn)
-        if not known and len(target.program.ops) >= FEWEST:
+        module = model.get_submodule(target.path)
+        left = module.training or isinstance(module, StandIn)
+        if not left and len(target.program.ops) >= FEWEST:
             parts[target.path] = made(target.path, limit - target.outside)
-    parts = {path: each for path, each in parts.items() if each.runner is not None}
     found = bench.unchanged(why)
     for _ in range(TRIES):
+        parts = {path: each for path, each in parts.items() if each.runner is not None}
         if not parts:
             return found
         found = _measured(bench, why, parts)

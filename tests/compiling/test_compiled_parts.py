@@ -191,6 +191,15 @@ def test_a_part_that_is_another_module_runs_the_model(detector: Any) -> None:
         same(module(x), model(x))
 
 
+def test_a_part_in_training_mode_runs_itself(detector: Any) -> None:
+    model, x = copy.deepcopy(detector[0]), detector[1]
+    model.head.training = True
+    module = memplan.compile(model, x, options=SLOW)
+    assert list(module.memplan.parts) == ["body"]
+    with torch.no_grad():
+        same(module(x), model(x))
+
+
 class Asking(nn.Module):
     """What it does depends on whether gradients are on."""
 
