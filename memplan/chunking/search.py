@@ -170,8 +170,9 @@ class Search:
         takes, as dear regions may save many."""
         ranked = sorted(trials, key=lambda each: self._key(each, budget))
         best, rest = ranked[: count - 1], ranked[count - 1 :]
+        over = (each for each in rest if each.peak > budget)
         near = min(
-            rest, key=lambda each: (each.excess(budget), each.peak), default=None
+            over, key=lambda each: (each.excess(budget), each.peak), default=None
         )
         return best if near is None else [*best, near]
 
