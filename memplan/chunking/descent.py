@@ -139,7 +139,7 @@ class Descent(Generic[Made]):
         aim, goal, missed = limit, 0, 0
         for _ in range(LOWERED):
             try:
-                found = self.within(aim, goal)
+                found = self.within(aim, goal, limit)
             except KeyboardInterrupt:
                 if not fitting:
                     raise
@@ -209,12 +209,14 @@ class Descent(Generic[Made]):
             limit = min(limit, high) // 2 if down else (low + high) // 2
         return (slow, False) if best is None else (best, True)
 
-    def within(self, limit: int, first: int = 0) -> list[Made]:
+    def within(self, limit: int, first: int = 0, most: int = 0) -> list[Made]:
         """Correct modules whose measured peak is at most `limit` bytes, best first.
 
-        first: bytes of the first estimates; 0 for `limit`. Raises KeyboardInterrupt if
-        Ctrl-C ended the search before there was one.
+        first: bytes of the first estimates; 0 for `limit`. most: one that is fast
+        enough may need so many bytes; 0 for `limit`. Raises KeyboardInterrupt if Ctrl-C
+        ended the search before there was one.
         """
+        most = most or limit
         goal = lowest = first or limit
         seen: set[Peaks] = set()
         self.nearest, self._known = None, {}
@@ -223,7 +225,7 @@ class Descent(Generic[Made]):
                 tried.short = tried.failed = 0
         rounds = 0
         while rounds < ROUNDS:
-            good, short = self._built_for(goal, limit)
+            good, short = self._built_for(goal, limit, most)
             lower = short and goal and min(short)[0] <= goal
             if good or not lower:  # nothing lower is known
                 return good
@@ -241,9 +243,11 @@ class Descent(Generic[Made]):
                     goal = limit
         return []
 
-    def _built_for(self, goal: int, limit: int) -> tuple[list[Made], list[Peaks]]:
-        """Modules for a goal that keep to `limit`; the peaks of those that do not. None
-        is built twice for a limit."""
+    def _built_for(
+        self, goal: int, limit: int, most: int
+    ) -> tuple[list[Made], list[Peaks]]:
+        """Modules for a goal that keep to `limit`, or one that is fast enough and keeps
+        to `most`; the peaks of the others. None is built twice for a limit."""
         good: list[Made] = []
         ways = {_mark(trials): trials for trials in self._trials(goal)}
         short = [self._known[mark] for mark in ways if mark in self._known]
@@ -263,10 +267,10 @@ class Descent(Generic[Made]):
             self._over = self._estimated(trials) / max(1, needs)
             if self.nearest is None or needs < self._bench.peak(self.nearest):
                 self.nearest = module
+            if needs <= most and self._bench.settled(module, self._options.enough):
+                return [module], []
             if needs <= limit:
                 good.append(module)
-                if self._bench.settled(module, self._options.enough):
-                    return [module], []
             else:
                 self._known[mark] = self._estimated(trials), needs
                 short.append(self._known[mark])

@@ -7,9 +7,10 @@ new peak until nothing exceeds the budget.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from memplan.chunking.candidates import (
@@ -39,6 +40,7 @@ from memplan.graph.program import Loop, Op, Program, Ref, mapped
 from memplan.graph.workspace import temporaries
 
 ONWARD = 4  # trials made of one
+CHEAP = 0.1  # of a run, that a trial may take in addition so that no other is searched
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Search:
         self._effort = effort or Effort()
         self._progress = progress or (lambda line: None)
         program, spent = base.program, base.share * whole
+        self._fair = False  # how regions are chosen
         self.start = self._trial((), program, spent)
         self.best = self.start  # the lowest peak seen
         self.done: list[Trial] = []  # those within the last budget, as they are found
@@ -110,11 +113,26 @@ class Search:
         """Trials whose peak is at most `budget` bytes, the fastest (estimated) first.
 
         Empty if there are none; `best` is then the closest. Ends at the time limit.
-        known: a trial to go on from if the way from the start ends.
+        known: a trial to go on from if the way from the start ends. Where that finds
+        none that is cheap, regions are chosen another way.
         """
         stop = time.monotonic() + self._effort.seconds
         given = [self.start, *([known] if known else [])]
-        self.done = done = [each for each in given if each.peak <= budget]
+        self.done = [each for each in given if each.peak <= budget]
+        for self._fair in (False, True):
+            self._extend(given, budget, stop)
+            cheapest = min((each.seconds for each in self.done), default=math.inf)
+            if cheapest <= CHEAP * self._whole:
+                break
+        best = sorted(self.done, key=lambda trial: trial.seconds)
+        finished = [
+            self._coarser(trial, budget) for trial in best[: self._effort.wanted]
+        ]
+        return sorted(finished, key=lambda trial: trial.seconds)
+
+    def _extend(self, given: Sequence[Trial], budget: int, stop: float) -> None:
+        """Add trials within the budget, made of those given, to `done`."""
+        done: list[Trial] = []
         left = [each for each in given if each.peak > budget]  # not gone on from
         beam: list[Trial] = []
         seen: set[frozenset[str]] = set()
@@ -131,6 +149,7 @@ class Search:
                         seen.add(mark)
                         if each.peak <= budget:
                             done.append(each)
+                            self.done.append(each)
                         else:
                             found[mark] = each
             if len(done) >= self._effort.wanted:
@@ -142,9 +161,6 @@ class Search:
                     f"{len(beam[0].regions)} regions, "
                     f"peak {beam[0].peak / 2**20:.1f} MiB"
                 )
-        best = sorted(done, key=lambda trial: trial.seconds)[: self._effort.wanted]
-        finished = [self._coarser(trial, budget) for trial in best]
-        return sorted(finished, key=lambda trial: trial.seconds)
 
     def _key(self, trial: Trial, budget: int) -> float:
         """Smaller is better: the remaining share of the excess over the budget, plus
@@ -167,8 +183,12 @@ class Search:
 
     def _kept(self, trials: list[Trial], budget: int, count: int) -> list[Trial]:
         """The best trials: one of them the nearest to the budget, whatever time it
-        takes, as dear regions may save many."""
-        ranked = sorted(trials, key=lambda each: self._key(each, budget))
+        takes, as dear regions may save many. Of those that need the same memory, the
+        fastest: most differ in an operator that hardly counts."""
+        needs: dict[tuple[int, int], Trial] = {}
+        for each in sorted(trials, key=lambda each: self._key(each, budget)):
+            needs.setdefault((each.excess(budget), each.peak), each)
+        ranked = list(needs.values())
         best, rest = ranked[: count - 1], ranked[count - 1 :]
         over = (each for each in rest if each.peak > budget)
         near = min(
@@ -264,7 +284,7 @@ class Search:
 
     def _around(self, program: Program, peak: int, budget: int) -> list[Region]:
         land = Landscape(program, self.errors, self._costs.beside)
-        return around(land, peak, budget, self._effort)
+        return around(land, peak, budget, self._effort, self._fair)
 
     def _wider(
         self, program: Program, regions: tuple[Region, ...], index: int, budget: int
@@ -336,8 +356,11 @@ def _with(
 PROMISING = 4  # further regions that are extended
 
 
-def around(land: Landscape, peak: int, budget: int, effort: Effort) -> list[Region]:
-    """The most promising regions around an operator, each with a step."""
+def around(
+    land: Landscape, peak: int, budget: int, effort: Effort, fair: bool = False
+) -> list[Region]:
+    """The most promising regions around an operator, each with a step. fair: see
+    `_varied`."""
     program = land.program
     weighed: list[tuple[Candidate, Weight]] = []
     wanted, reach = program.ops[peak].name, effort.reach
@@ -346,7 +369,7 @@ def around(land: Landscape, peak: int, budget: int, effort: Effort) -> list[Regi
             for each in sweep(land, last, dim, max(0, peak - reach), copies):
                 if wanted in each.slices and each.first <= peak:
                     weighed.append((each, weigh(land, each, budget)))
-    chosen = _varied(weighed, budget, effort.built)
+    chosen = _varied(weighed, budget, effort.built, fair)
     wider = (extended(land, each, weight, budget) for each, weight in chosen)
     chosen += [pair for pair in wider if pair is not None]
     promising = _promising(weighed, chosen, budget)
@@ -364,16 +387,25 @@ def _level(candidate: Candidate, weight: Weight, budget: int) -> int:
 
 
 def _varied(
-    weighed: list[tuple[Candidate, Weight]], budget: int, count: int
+    weighed: list[tuple[Candidate, Weight]], budget: int, count: int, fair: bool
 ) -> list[tuple[Candidate, Weight]]:
-    """The most promising `count`: alternately those that cover most of the excess over
-    the budget and the cheapest; at most three with the same end."""
+    """The most promising `count`: in turns the cheapest, those that cover most of the
+    excess over the budget and, if it is `fair`, those between; at most three with the
+    same end."""
     level = {id(pair): _level(*pair, budget) for pair in weighed}
-    wide = sorted(weighed, key=lambda pair: (level[id(pair)], -pair[1].covered))
-    thin = sorted(weighed, key=lambda pair: (level[id(pair)], pair[1].dear))
+
+    def ranked(key: Callable[[Weight], object]) -> list[tuple[Candidate, Weight]]:
+        return sorted(weighed, key=lambda pair: (level[id(pair)], key(pair[1])))
+
+    thin = ranked(lambda weight: weight.dear)
+    wide = ranked(lambda weight: (-weight.covered, weight.dear if fair else 0))
+    rows = [thin, wide]
+    if fair and wide:
+        most, dear = max(1, wide[0][1].covered), max(1, wide[0][1].dear)
+        rows += [ranked(lambda weight: weight.dear / dear - weight.covered / most)]
     chosen: list[tuple[Candidate, Weight]] = []
     ending: dict[object, int] = {}
-    for pair in (each for both in zip(thin, wide, strict=True) for each in both):
+    for pair in (each for row in zip(*rows, strict=True) for each in row):
         last = list(pair[0].slices.items())[-1]
         if pair in chosen or ending.get(last, 0) == 3:
             continue

@@ -463,7 +463,13 @@ def folded(flat: Flat, given: Collection[int] = (), most: float = math.inf) -> F
         }
         if made.folded <= most or not mine:
             return made
-        left.add(max(mine, key=lambda name: mine[name].untyped_storage().nbytes()))
+        sizes = {name: each.untyped_storage().nbytes() for name, each in mine.items()}
+        over = made.folded - most
+        for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            if over <= 0:
+                break
+            left.add(name)
+            over -= sizes[name]
 
 
 def _folded(
