@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memplan.compiling.bench import CompileOptions as CompileOptions
     from memplan.compiling.compile import compile as compile  # noqa: A004
     from memplan.compiling.compile import compile_front as compile_front
+    from memplan.compiling.emit import emit as emit
     from memplan.compiling.levels import compile_levels as compile_levels
     from memplan.compiling.report import CompilePlan as CompilePlan
     from memplan.core.plan import Plan as Plan
@@ -67,6 +68,7 @@ _HOMES = {
     "compile_front": "memplan.compiling.compile",
     "compile_levels": "memplan.compiling.levels",
     "diff": "memplan.reporting.diff",
+    "emit": "memplan.compiling.emit",
     "estimate": "memplan.reporting.estimate",
     "fuse": "memplan.fusing.fuse",
     "interrupt": "memplan.recording.boundary",
@@ -108,6 +110,7 @@ __all__ = [
     "compile_front",
     "compile_levels",
     "diff",
+    "emit",
     "estimate",
     "fuse",
     "interrupt",

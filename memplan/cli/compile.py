@@ -15,8 +15,9 @@ from memplan.files import STDOUT, refuse_overwrite
 from memplan.units import budget_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from memplan.compiling.emit import Emitted
     from memplan.compiling.levels import Level
     from memplan.compiling.report import CompilePlan, Front
 
@@ -31,6 +32,7 @@ LEVELS = (
     *("status", "reason", "bytes_after", "arena", "beside", "requests_after"),
     *("error", "seconds_before", "seconds_after", "slowdown"),
 )
+EMITTED = ("path", "weights", "bytes_after", "requests", "slowdown")
 PART = ("bytes_before", "bytes_after", "arena", "loops", "kernels", "packed")
 FRONT = (
     *("bytes_after", "arena", "beside", "loops", "again", "packed", "error"),
@@ -81,6 +83,13 @@ ORDERS = {
     is_flag=True,
     help="List what each pass brought: order, overwriting, kernels, loops.",
 )
+@click.option(
+    "--emit",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.py",
+    help="Write the compiled model as a Python program that needs torch alone, and its "
+    "weights beside it as FILE.pt. It goes without memplan's kernels.",
+)
 @arguments.output("Write the arena's plan to this file; - is standard output.")
 @arguments.force("an existing plan")
 @arguments.json_
@@ -93,6 +102,7 @@ def command(
     reuse_outputs: bool,
     front: bool,
     levels: bool,
+    emit: Path | None,
     output: Path | None,
     force: bool,
     json_: bool,
@@ -115,58 +125,97 @@ def command(
     if budget is not None:
         parse_budget(budget)
     if front:
-        _check_alone({"--budget": budget, "--output": output, "--levels": levels})
-    if output is not None:
-        refuse_overwrite(output, force)
+        many = {"--budget": budget, "--output": output, "--levels": levels}
+        _check_alone("--front lists many plans", {**many, "--emit": emit})
+    if emit is not None:
+        own = {"--pack": pack, "--reuse-outputs": reuse_outputs, "--levels": levels}
+        _check_alone("--emit writes what runs without memplan", own)
+    for path in _files(emit, output):
+        refuse_overwrite(path, force)
     with model.made("compile", "compiling", "compiled") as (module, inputs, progress):
         from memplan.compiling import compile as compiling
+        from memplan.compiling import emit as emitting
         from memplan.compiling.bench import CompileOptions
         from memplan.compiling.levels import compile_levels
 
-        options = CompileOptions(max_slowdown, pack, reuse_outputs, progress)
+        choices = max_slowdown, pack, reuse_outputs, progress, emit is not None
+        options = CompileOptions(*choices)
         steps: tuple[Level, ...] = ()
+        emitted: Emitted | None = None
         if front:
             found = compiling.compile_front(module, inputs, options)
         elif levels:
             steps = compile_levels(module, inputs, budget, options)
         else:
-            plan = compiling.compile(module, inputs, budget, options).memplan
+            made = compiling.compile(module, inputs, budget, options)
+            plan = made.memplan
+            if emit is not None and plan.plan is not None:
+                emitted = emitting.emit(made, inputs, emit)
     if front:
         _front(type(module).__name__, found, json_)
         return
     plan = steps[-1].plan if steps else plan
     if json_:
-        _as_json(plan, steps, output)
+        _as_json(plan, steps, output, emitted)
     else:
         _report(type(module).__name__, plan, reuse_outputs)
         _levels(steps)
         _defects(plan)
-    if output is None:
-        return
+        _emitted(emitted)
+    _write_plan(plan, emit, output)
+
+
+def _write_plan(plan: CompilePlan, emit: Path | None, output: Path | None) -> None:
+    """Write the arena's plan; complain of what was asked for and is not there."""
+    if plan.plan is not None and output is not None:
+        write_plan(plan.plan, output)
+        if output != STDOUT:
+            show.note(f"wrote {output}")
     if plan.plan is None:
         why = "its parts have a plan each" if plan.parts else "the model runs unchanged"
-        show.complaint(f"{why}, so {output} was not written")
-        return
-    write_plan(plan.plan, output)
-    if output != STDOUT:
-        show.note(f"wrote {output}")
+        for path in filter(None, (emit, output)):
+            show.complaint(f"{why}, so {path} was not written")
 
 
-def _check_alone(given: dict[str, object]) -> None:
-    """Raise UsageError for an option beside --front."""
+def _check_alone(why: str, given: Mapping[str, object]) -> None:
+    """Raise UsageError for an option beside one that goes without it."""
     for name, value in given.items():
         if value:
-            raise click.UsageError(
-                f"--front lists many plans; it does not go with {name}"
-            )
+            raise click.UsageError(f"{why}; it does not go with {name}")
 
 
-def _as_json(plan: CompilePlan, steps: Sequence[Level], output: Path | None) -> None:
+def _files(emit: Path | None, output: Path | None) -> Iterator[Path]:
+    """The files to be written. Raises UsageError for a program's that is none."""
+    if emit is not None:
+        from memplan.compiling.emit import named
+
+        yield from (named(emit), emit.with_suffix(".pt"))
+    if output is not None:
+        yield output
+
+
+def _emitted(emitted: Emitted | None) -> None:
+    if emitted is None:
+        return
+    figures = f"{format_bytes(emitted.bytes_after)}, {emitted.requests:,} requests"
+    show.note(
+        f"wrote {emitted.path} and {emitted.weights}, which need torch alone: "
+        f"{figures}, {emitted.slowdown:.2f} of the time"
+    )
+
+
+def _as_json(
+    plan: CompilePlan,
+    steps: Sequence[Level],
+    output: Path | None,
+    emitted: Emitted | None,
+) -> None:
     entries = show.picked(plan, *FIELDS)
     arena = plan.plan and show.picked(plan.plan, "peak", "lower_bound")
     levels = [{"name": each.name, **show.picked(each.plan, *LEVELS)} for each in steps]
     parts = [{"path": p, **show.picked(each, *PART)} for p, each in plan.parts.items()]
     entries |= {"plan": arena, "output": output, "levels": levels, "parts": parts}
+    entries["emitted"] = emitted and show.picked(emitted, *EMITTED)
     show.as_json(entries, "memplan.compile")
 
 

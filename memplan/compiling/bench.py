@@ -60,15 +60,20 @@ class CompileOptions:
     results in the arena, too, so that a call asks the allocator for nothing. They stay
     valid: an arena with results that the caller holds is not used. Where several
     were held, all later calls copy theirs. progress: is told what is being done.
+    portable: use nothing that `emit` cannot write: neither kernels of memplan's nor an
+    allocator that serves what torch's kernels ask for.
     """
 
     max_slowdown: float | None = None
     pack: bool | None = None
     reuse_outputs: bool = False
     progress: Callable[[str], None] = lambda _: None
+    portable: bool = False
 
     def __post_init__(self) -> None:
         check_slowdown(self.max_slowdown)
+        if self.portable and (self.pack or self.reuse_outputs):
+            raise UsageError("portable does not go with pack or reuse_outputs")
 
 
 class Bench:
@@ -104,7 +109,7 @@ class Bench:
         self.inputs = Signature().arranged(model, given.args, given.kwargs)
         self.progress, self.options = aloud(options.progress), options
         self.kernels: list[tuple[str, ...]] = []  # sets to try, the last without
-        if options.pack is not False:
+        if options.pack is not False and not options.portable:
             self.kernels += [*kernel_subsets(KERNELS), ("onednn",)]
         if not options.pack:
             self.kernels += [(LESS_SCRATCH,), ()]
@@ -207,6 +212,7 @@ class Bench:
             most=self.before if self.options.pack is None else None,
             folds=max(SMALL, self.before // 50),
             holds_outputs=self.options.reuse_outputs,
+            asks=not self.options.portable,
         )
         for kernels in list(self.kernels):
             tight = kernels == (LESS_SCRATCH,) and limit < math.inf

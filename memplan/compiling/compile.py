@@ -320,7 +320,7 @@ class _Compiling:
     def _packs_within(self, most: float) -> bool:
         """Whether weights of convolutions are packed, by oneDNN, in so many bytes."""
         bench = self._bench
-        if bench.options.pack is False:
+        if bench.options.pack is False or bench.options.portable:
             return False
         program, inputs = bench.target.program, tensors_of(bench.inputs)
         places = program.constants.items()

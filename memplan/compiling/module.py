@@ -82,6 +82,11 @@ class Runner:
         found: Tape = bound[Tape]
         return found
 
+    @property
+    def strides(self) -> dict[int, tuple[int, ...]]:
+        """Of results that are laid out otherwise than by their kernels, by position."""
+        return self._laid
+
     def learn(self, expected: object, found: object) -> None:
         """Lay results out as `expected`, the model's, where they lie otherwise: some
         kernels do not do it as torch says. found: results for the same inputs."""

@@ -95,7 +95,8 @@ class Choices:
     that are computed once, may take; None for any. folds: bytes of these constants
     where no weights are packed. holds_outputs: whether they lie in the arena. room:
     see `with_less_scratch`. reorders, overwrites: whether operators change places, and
-    results may be written over operands.
+    results may be written over operands. asks: whether the arena holds what operators
+    ask the allocator for, too.
     """
 
     kernels: tuple[str, ...] = ()
@@ -106,6 +107,7 @@ class Choices:
     room: int = 0
     reorders: bool = True
     overwrites: bool = True
+    asks: bool = True
 
 
 DEFAULTS = Choices()
@@ -198,13 +200,14 @@ def scheduled(
     tasks = tasks_of(flat.program, ways.beside, candidates)
     order = least_peak(tasks, choices.effort) if choices.reorders else as_given(tasks)
     flat = replace(flat, program=reordered(flat.program, order.order))
-    held = ways.served.keys(), ways.asked, candidates, choices.holds_outputs
+    asked = ways.asked if choices.asks else {}
+    held = ways.served.keys(), asked, candidates, choices.holds_outputs
     found = lives(flat.program, *held)
     if not choices.holds_outputs and found.loan is None:
         program, copies = copied(flat.program, _others(flat.program, ways), Inference())
         late = ways.with_copies(copies)
         over = partial(late.overwritable, program)
-        other = lives(program, late.served.keys(), late.asked, over)
+        other = lives(program, late.served.keys(), asked, over)
         if other.loan is not None and other.least <= WORTH * found.least:
             flat, ways, found = replace(flat, program=program), late, other
     plan = solve(found.problem)
@@ -217,12 +220,12 @@ def scheduled(
     roots = enumerate(found.roots)
     offsets = {root: where[i] for i, root in roots if i not in lent}
     hosted = {found.roots[i]: at for i, at in lent.items() if i < len(found.roots)}
-    asked = {
+    placed = {
         name: [(size, -1 if at is None else where[at], own) for size, at, own in rows]
         for name, rows in found.asked.items()
         if rows
     }
-    layout = Layout(offsets, found.over, ways.served, asked, found.host, hosted)
+    layout = Layout(offsets, found.over, ways.served, placed, found.host, hosted)
     ops = flat.program.ops
     busiest = ops[found.busiest()] if ops else None
     return Schedule(flat, order, plan, layout, nbytes, relieved, len(lent), busiest)

@@ -182,6 +182,16 @@ class Tape:
         )
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """The bound tensors, in the order of `source`."""
+        return self._text.tensors
+
+    @property
+    def numbers(self) -> list[float]:
+        """The bound numbers, likewise."""
+        return self._text.numbers
+
+    @property
     def missed(self) -> int:
         """Requests of the last call that differed from those known of its operators."""
         return self._service.missed if self._service is not None else 0

@@ -106,6 +106,38 @@ def test_the_levels_as_json(compiled: Command) -> None:
     assert compiled("m.py:tiny", "--levels").code == 4
 
 
+def test_a_program_is_written(compiled: Command, tmp_path: Path) -> None:
+    said = compiled("m.py:both", *ANY, "--emit", "p.py", "-o", "arena.json")
+    assert said.code == 0, said.err
+    assert "wrote p.py and p.pt" in said.err
+    assert "wrote arena.json" in said.err
+    assert "import memplan" not in (tmp_path / "p.py").read_text()
+    assert (tmp_path / "p.pt").exists()
+    again = compiled("m.py:both", *ANY, "--emit", "p.py")
+    assert again.code != 0
+    assert "exists" in again.err
+    forced = compiled("m.py:both", *ANY, "--emit", "p.py", "--force", "--json")
+    found = json.loads(forced.out)["emitted"]
+    assert (found["path"], found["weights"]) == ("p.py", "p.pt")
+    assert found["bytes_after"] > 0
+    assert found["slowdown"] > 0
+
+
+def test_a_program_that_is_not_written(compiled: Command, tmp_path: Path) -> None:
+    for name in ("tiny", "odd"):
+        said = compiled(f"m.py:{name}", *ANY, "--emit", "p.py")
+        assert said.code == 0, said.err
+        assert "so p.py was not written" in said.err
+    for others in (("--pack",), ("--reuse-outputs",), ("--levels",), ("--front",)):
+        said = compiled("m.py:tiny", "--emit", "p.py", *others)
+        assert said.code == 2
+        assert "it does not go with" in said.err
+    said = compiled("m.py:tiny", "--emit", "p.txt")
+    assert said.code == 2
+    assert "ends in .py" in said.err
+    assert not list(tmp_path.glob("p.*"))
+
+
 @pytest.mark.parametrize(
     "other", [("--budget", "50%"), ("-o", "arena.json"), ("--levels",)]
 )
