@@ -227,8 +227,8 @@ class Descent(Generic[Made]):
         while rounds < ROUNDS:
             good, short = self._built_for(goal, limit, most)
             lower = short and goal and min(short)[0] <= goal
-            if good or not lower:  # nothing lower is known
-                return good
+            if good or not lower or time.monotonic() > self._stop:
+                return good  # nothing lower is known
             estimated, measured = min(short, key=lambda pair: pair[1])
             goal = int(min(goal * 0.97, limit * estimated / measured))
             lowest = min(lowest, goal)

@@ -94,6 +94,12 @@ ORDERS = {
 @arguments.force("an existing plan")
 @arguments.json_
 @arguments.threads("Number of threads that torch uses.")
+@click.option(
+    "--time-limit",
+    type=arguments.Number(above=True),
+    metavar="S",
+    help="Seconds after which the search for chunks ends.  [default: none]",
+)
 def command(
     model: UserModel,
     budget: str | None,
@@ -106,6 +112,7 @@ def command(
     output: Path | None,
     force: bool,
     json_: bool,
+    time_limit: float | None,
 ) -> None:
     """Run a model's inference in one arena, within a budget if you give one.
 
@@ -128,8 +135,8 @@ def command(
         many = {"--budget": budget, "--output": output, "--levels": levels}
         _check_alone("--front lists many plans", {**many, "--emit": emit})
     if emit is not None:
-        own = {"--pack": pack, "--reuse-outputs": reuse_outputs, "--levels": levels}
-        _check_alone("--emit writes what runs without memplan", own)
+        kinds = {"--pack": pack, "--reuse-outputs": reuse_outputs, "--levels": levels}
+        _check_alone("--emit writes what runs without memplan", kinds)
     for path in _files(emit, output):
         refuse_overwrite(path, force)
     with model.made("compile", "compiling", "compiled") as (module, inputs, progress):
@@ -138,7 +145,8 @@ def command(
         from memplan.compiling.bench import CompileOptions
         from memplan.compiling.levels import compile_levels
 
-        choices = max_slowdown, pack, reuse_outputs, progress, emit is not None
+        own = emit is not None
+        choices = max_slowdown, pack, reuse_outputs, progress, own, time_limit
         options = CompileOptions(*choices)
         steps: tuple[Level, ...] = ()
         emitted: Emitted | None = None

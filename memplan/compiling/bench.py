@@ -61,7 +61,8 @@ class CompileOptions:
     valid: an arena with results that the caller holds is not used. Where several
     were held, all later calls copy theirs. progress: is told what is being done.
     portable: use nothing that `emit` cannot write: neither kernels of memplan's nor an
-    allocator that serves what torch's kernels ask for.
+    allocator that serves what torch's kernels ask for. time_limit: seconds after which
+    a search for loops ends; None to let it end by itself.
     """
 
     max_slowdown: float | None = None
@@ -69,9 +70,12 @@ class CompileOptions:
     reuse_outputs: bool = False
     progress: Callable[[str], None] = lambda _: None
     portable: bool = False
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         check_slowdown(self.max_slowdown)
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise UsageError(f"time_limit is seconds above 0, not {self.time_limit}")
         if self.portable and (self.pack or self.reuse_outputs):
             raise UsageError("portable does not go with pack or reuse_outputs")
 

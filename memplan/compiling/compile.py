@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -124,6 +125,8 @@ class _Compiling:
         self, model: nn.Module, inputs: object, options: CompileOptions | None
     ) -> None:
         self._bench = Bench(model, inputs, options)
+        limit = self._bench.options.time_limit
+        self._stop = math.inf if limit is None else time.monotonic() + limit
 
     def run(self, budget: str | int | None) -> Compiled:
         """The module; model and inputs are as they were."""
@@ -304,7 +307,7 @@ class _Compiling:
                 return module
             slow += [module] if module else []
             nearest += [descent.nearest] if descent.nearest else []
-            if descent.interrupted:
+            if descent.interrupted or time.monotonic() > self._stop:
                 break
         if slow:
             module = min(slow, key=bench.slowdown)
@@ -312,10 +315,19 @@ class _Compiling:
             raise NoPlanError(
                 f"{format_bytes(bench.peak(module))} in one arena fit the budget of "
                 f"{format_bytes(limit)}, but it {why}; "
-                "raise --max-slowdown (max_slowdown in CompileOptions) or the budget",
+                "raise --max-slowdown (max_slowdown in CompileOptions) or the budget"
+                f"{self._late}",
                 bench.peak(module),
             )
-        raise _too_large(min(nearest, key=bench.peak), limit, bench.internal_errors)
+        error = _too_large(min(nearest, key=bench.peak), limit, bench.internal_errors)
+        raise NoPlanError(f"{error}{self._late}", error.peak)
+
+    @property
+    def _late(self) -> str:
+        """That the search was cut off, if it was; part of an error."""
+        limit = self._bench.options.time_limit
+        late = limit is not None and time.monotonic() > self._stop
+        return f"; the search ended at its time limit of {limit:g} s" if late else ""
 
     def _packs_within(self, most: float) -> bool:
         """Whether weights of convolutions are packed, by oneDNN, in so many bytes."""
@@ -338,7 +350,12 @@ class _Compiling:
         inference, target = exports.inference, bench.target
         changed = replace(target, program=searchable(target.program, inference))
         slowest = WITH_BUDGET if bench.slowest == math.inf else bench.slowest
-        options = ChunkOptions(max_slowdown=slowest, progress=bench.progress)
+        left = max(0.0, self._stop - time.monotonic())
+        options = ChunkOptions(
+            max_slowdown=slowest,
+            time_limit=None if left == math.inf else left,
+            progress=bench.progress,
+        )
         with torch.no_grad():
             whole = min(timed(lambda: bench.inputs.run(bench.model))[1] for _ in "12")
         return Descent(

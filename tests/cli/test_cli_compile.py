@@ -160,6 +160,16 @@ def test_parts_of_a_model_are_a_table(compiled: Command, tmp_path: Path) -> None
     assert (found["status"], found["plan"]) == ("compiled", None)
 
 
+def test_a_search_that_is_cut_off_says_so(compiled: Command) -> None:
+    said = compiled("m.py:both", *ANY, "--budget", "4200", "--time-limit", "1e-9")
+    assert said.code == 4
+    assert "the search ended at its time limit of 1e-09 s" in said.err
+    whole = compiled("m.py:both", *ANY, "--budget", "4200")
+    assert whole.code == 4
+    assert "time limit" not in whole.err
+    assert compiled("m.py:both", "--time-limit", "0").code == 2
+
+
 def test_a_limit_of_time_is_a_number(compiled: Command) -> None:
     said = compiled("m.py:tiny", "--max-slowdown", "nan")
     assert said.code == 2
