@@ -22,6 +22,7 @@ from memplan.chunking.options import (
 from memplan.chunking.region import NotLoopableError
 from memplan.chunking.search import Trial
 from memplan.chunking.shapes import resized, same_operators
+from memplan.compiling.attention import with_attention
 from memplan.compiling.bench import Bench, CompileOptions, too_slow
 from memplan.compiling.costs import in_arena, leans
 from memplan.compiling.module import Compiled, tensors_of
@@ -175,10 +176,23 @@ class _Compiling:
         if wanted is not None and not wanted.least:
             limit = wanted.bytes_of(bench.before)
         if self._has_whole(exports):
-            found = bench.judged(bench.made(bench.target.program, limit=limit))
+            found = self._whole(exports, limit)
         else:
             found = self._parts(exports, wanted, limit)
         return exports, found, limit
+
+    def _whole(self, exports: Exports, limit: float) -> Compiled:
+        """The module in one part without loops: with attention as torch's operator, or,
+        if that does not do, as the model has it."""
+        bench, target = self._bench, self._bench.target
+        program = with_attention(target.program, exports.inference)
+        if program is not target.program:
+            bench.target = replace(target, program=program)
+            found = bench.judged(bench.made(program, limit=limit))
+            if found.runner is not None:
+                return found
+            bench.target = target
+        return bench.judged(bench.made(target.program, limit=limit))
 
     def _parts(self, exports: Exports, wanted: Budget | None, limit: float) -> Compiled:
         """The model with submodules in one arena."""
@@ -217,7 +231,7 @@ class _Compiling:
             exports = self._exported()
             if not self._has_whole(exports):
                 raise NoPlanError(f"no plan was found: {exports.left_alone['']}")
-            found = bench.made(bench.target.program)
+            found = self._whole(exports, math.inf)
             try:
                 interrupted = self._descend(exports, bench.peak(found))
             except KeyboardInterrupt:

@@ -1,0 +1,185 @@
+"""Attention that is written out, as torch's operator: the scores are never whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from memplan.chunking.masks import Masks
+from memplan.graph.infer import Inference
+from memplan.graph.lower import without_dead
+from memplan.graph.program import Argument, Op, Program, Ref, refs
+
+aten = torch.ops.aten
+PRODUCTS = {"aten.matmul", "aten.bmm"}
+FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+SCORES = {"aten.mul", "aten.div", "aten.add"}
+
+
+def with_attention(program: Program, inference: Inference) -> Program:
+    """The program with products of softmax(queries keys^T scale + mask) and values as
+    `scaled_dot_product_attention`, where nothing else uses what is between.
+
+    Results differ by rounding. Loops stay as they are.
+    """
+    return _Rewriting(program, inference).all()
+
+
+@dataclass
+class _Found:
+    """The parts of an attention. scale: of the scores; masks: are added to them."""
+
+    query: Ref
+    keys: Ref  # transposed
+    value: Ref
+    scale: float = 1.0
+    masks: list[Ref] = field(default_factory=list)
+
+
+class _Rewriting:
+    def __init__(self, program: Program, inference: Inference) -> None:
+        self._old, self._inference = program, inference
+        self._makers = {op.name: op for op in program.ops if isinstance(op, Op)}
+        uses = [name for step in program.ops for name in step.operands()]
+        self._uses = Counter([*uses, *refs(program.outputs)])
+        self._masks = Masks(program)
+        self._new = replace(program, ops=[], metas=dict(program.metas))
+        self._new.roots = dict(program.roots)
+
+    def all(self) -> Program:
+        changed = False
+        for step in self._old.ops:
+            found = self._found(step) if isinstance(step, Op) else None
+            if found is not None and isinstance(step, Op):
+                self._put(step, found)
+                changed = True
+            elif changed and isinstance(step, Op):
+                self._add(step)  # its operands may lie otherwise
+            else:
+                self._new.ops.append(step)
+        return without_dead(self._new) if changed else self._old
+
+    def _add(self, op: Op) -> None:
+        self._inference.add(self._new, op)
+        self._new.ops.append(op)
+
+    def _found(self, op: Op) -> _Found | None:
+        """The attention whose last product `op` is, if it is one."""
+        if op.key not in PRODUCTS or op.kwargs:
+            return None
+        weights, value = op.args
+        softmax = self._own(weights)
+        if (
+            softmax is None
+            or softmax.key != "aten.softmax"
+            or not self._by_keys(softmax)
+        ):
+            return None
+        found = _Found(value, value, value)
+        step = self._own(softmax.args[0])
+        while step is not None and step.key in SCORES:
+            scores = self._scores(step, found)
+            step = scores and self._own(scores)
+        if step is None or step.key not in PRODUCTS or step.kwargs:
+            return None
+        found.query, found.keys = step.args
+        return found if self._fits(found, step) else None
+
+    def _own(self, ref: Argument) -> Op | None:
+        """What makes a value that has one use."""
+        once = isinstance(ref, Ref) and self._uses[ref.name] == 1
+        return self._makers.get(ref.name) if once else None
+
+    def _by_keys(self, op: Op) -> bool:
+        """Whether a softmax is over the last dimension, and keeps the type."""
+        meta = self._old.metas[op.name]
+        dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim")
+        same = meta.dtype == self._old.metas[op.args[0].name].dtype
+        return same and dim in (-1, len(meta.shape) - 1)
+
+    def _scores(self, op: Op, found: _Found) -> Ref | None:
+        """The scores before an operator, which is noted; None if attention has no such
+        operator."""
+        if op.kwargs or len(op.args) != 2:
+            return None
+        one, other = op.args
+        if op.key != "aten.add":
+            if type(other) not in (int, float) or not other:
+                return None
+            found.scale *= 1 / other if op.key == "aten.div" else other
+            return one if isinstance(one, Ref) else None
+        if found.scale != 1 or not (isinstance(one, Ref) and isinstance(other, Ref)):
+            return None  # the mask would have to be scaled, too
+        if not self._leads(one, op):
+            one, other = other, one
+        found.masks.append(other)
+        return one if self._leads(one, op) else None
+
+    def _leads(self, ref: Ref, op: Op) -> bool:
+        """Whether a value may be the scores of which `op` makes others."""
+        maker, metas = self._own(ref), self._old.metas
+        known = maker is not None and maker.key in PRODUCTS | SCORES
+        return known and metas[ref.name].shape == metas[op.name].shape
+
+    def _fits(self, found: _Found, product: Op) -> bool:
+        """Whether torch's operator takes it, and the scores are what takes memory."""
+        metas = self._old.metas
+        parts = (found.query, found.keys, found.value)
+        if not all(isinstance(each, Ref) for each in parts):
+            return False
+        query, keys, value = (metas[each.name] for each in parts)
+        rank, scores = len(query.shape), metas[product.name]
+        (*outer, _, width), (*one, _, length) = query.shape, keys.shape
+        others = [metas[each.name] for each in found.masks]
+        return (
+            rank in (3, 4)
+            and query.dtype in FLOATS
+            and outer == one
+            and tuple(value.shape) == (*outer, length, width)
+            and length >= width
+            and all(each.dtype == query.dtype for each in (keys, value, *others))
+            and all(len(each.shape) <= rank for each in others)
+            and len(scores.shape) == rank
+            # Torch would copy such a mask, which takes as much as the scores.
+            and not any(
+                each.elements == scores.elements and each.strides[-1] != 1
+                for each in others
+            )
+        )
+
+    def _put(self, op: Op, found: _Found) -> None:
+        """The attention, its result under the name of the last product."""
+        rank = len(self._old.metas[op.name].shape)
+        keys = self._made(op, aten.transpose.int, found.keys, -1, -2)
+        parts = [self._of_four(op, x) for x in (found.query, keys, found.value)]
+        masks = [x for x in found.masks if self._masks.hides(x.name) != "nothing"]
+        options: dict[str, Argument] = {"scale": float(found.scale)}
+        for each in masks:
+            mask = self._of_four(op, each)
+            before = options.get("attn_mask")
+            options["attn_mask"] = (
+                self._made(op, aten.add.Tensor, before, mask) if before else mask
+            )
+        target = aten.scaled_dot_product_attention.default
+        if rank == 4:
+            self._add(Op(op.name, target, tuple(parts), options, op.line))
+            return
+        whole = self._made(op, target, *parts, **options)
+        self._add(Op(op.name, aten.squeeze.dim, (whole, 0), {}, op.line))
+
+    def _of_four(self, op: Op, ref: Ref) -> Ref:
+        """A value with four dimensions."""
+        while len(self._new.metas[ref.name].shape) < 4:
+            ref = self._made(op, aten.unsqueeze.default, ref, 0)
+        return ref
+
+    def _made(self, op: Op, target: Any, *args: Argument, **kwargs: Argument) -> Ref:
+        """What `target` makes, under a name of its own."""
+        name = f"{op.name}_{len(self._new.ops)}"
+        while name in self._new.metas:
+            name += "_"
+        self._add(Op(name, target, args, kwargs, op.line))
+        return Ref(name)
