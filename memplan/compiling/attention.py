@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,8 @@ from memplan.graph.program import Argument, Op, Program, Ref, refs
 aten = torch.ops.aten
 PRODUCTS = {"aten.matmul", "aten.bmm"}
 FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+FILLED = {"aten.masked_fill", "aten.where"}
+LOW = -1e30  # scores are lost beside it
 SCORES = {"aten.mul", "aten.div", "aten.add"}
 
 
@@ -30,13 +33,18 @@ def with_attention(program: Program, inference: Inference) -> Program:
 
 @dataclass
 class _Found:
-    """The parts of an attention. scale: of the scores; masks: are added to them."""
+    """The parts of an attention.
+
+    scale: of the scores. masks: are added to them. hidden: masks by which a number
+    takes the place of scores, the number, and whether it does where they are false.
+    """
 
     query: Ref
     keys: Ref  # transposed
     value: Ref
     scale: float = 1.0
     masks: list[Ref] = field(default_factory=list)
+    hidden: list[tuple[Ref, float, bool]] = field(default_factory=list)
 
 
 class _Rewriting:
@@ -80,7 +88,7 @@ class _Rewriting:
             return None
         found = _Found(value, value, value)
         step = self._own(softmax.args[0])
-        while step is not None and step.key in SCORES:
+        while step is not None and step.key in SCORES | FILLED:
             scores = self._scores(step, found)
             step = scores and self._own(scores)
         if step is None or step.key not in PRODUCTS or step.kwargs:
@@ -103,6 +111,8 @@ class _Rewriting:
     def _scores(self, op: Op, found: _Found) -> Ref | None:
         """The scores before an operator, which is noted; None if attention has no such
         operator."""
+        if op.key in FILLED:
+            return self._filled(op, found)
         if op.kwargs or len(op.args) != 2:
             return None
         one, other = op.args
@@ -118,10 +128,35 @@ class _Rewriting:
         found.masks.append(other)
         return one if self._leads(one, op) else None
 
+    def _filled(self, op: Op, found: _Found) -> Ref | None:
+        """The scores of which an operator replaces some by a number so low that adding
+        it does the same."""
+        if op.kwargs or len(op.args) != 3 or found.scale != 1:
+            return None
+        first, second, third = op.args
+        ways = [(first, second, third, False)]  # scores, mask, number
+        if op.key == "aten.where":
+            ways = [(second, first, third, True), (third, first, second, False)]
+        for scores, mask, value, shows in ways:
+            number = self._number(value)
+            if not (isinstance(scores, Ref) and isinstance(mask, Ref)):
+                continue
+            if number <= LOW and self._leads(scores, op):
+                found.hidden.append((mask, number, shows))
+                return scores
+        return None
+
+    def _number(self, value: Argument) -> float:
+        """A number, or that of which a tensor is full; infinite for anything else."""
+        if isinstance(value, Ref):
+            maker = self._makers.get(value.name)
+            value = maker.args[1] if maker and maker.key == "aten.full" else None
+        return value if isinstance(value, float) else math.inf
+
     def _leads(self, ref: Ref, op: Op) -> bool:
         """Whether a value may be the scores of which `op` makes others."""
         maker, metas = self._own(ref), self._old.metas
-        known = maker is not None and maker.key in PRODUCTS | SCORES
+        known = maker is not None and maker.key in PRODUCTS | SCORES | FILLED
         return known and metas[ref.name].shape == metas[op.name].shape
 
     def _fits(self, found: _Found, product: Op) -> bool:
@@ -134,6 +169,7 @@ class _Rewriting:
         rank, scores = len(query.shape), metas[product.name]
         (*outer, _, width), (*one, _, length) = query.shape, keys.shape
         others = [metas[each.name] for each in found.masks]
+        hidden = [metas[each.name] for each, *_ in found.hidden]
         return (
             rank in (3, 4)
             and query.dtype in FLOATS
@@ -141,7 +177,8 @@ class _Rewriting:
             and tuple(value.shape) == (*outer, length, width)
             and length >= width
             and all(each.dtype == query.dtype for each in (keys, value, *others))
-            and all(len(each.shape) <= rank for each in others)
+            and all(len(each.shape) <= rank for each in (*others, *hidden))
+            and all(each.dtype == torch.bool for each in hidden)
             and len(scores.shape) == rank
             # Torch would copy such a mask, which takes as much as the scores.
             and not any(
@@ -156,6 +193,7 @@ class _Rewriting:
         keys = self._made(op, aten.transpose.int, found.keys, -1, -2)
         parts = [self._of_four(op, x) for x in (found.query, keys, found.value)]
         masks = [x for x in found.masks if self._masks.hides(x.name) != "nothing"]
+        masks += [self._lowered(op, *each) for each in found.hidden]
         options: dict[str, Argument] = {"scale": float(found.scale)}
         for each in masks:
             mask = self._of_four(op, each)
@@ -169,6 +207,16 @@ class _Rewriting:
             return
         whole = self._made(op, target, *parts, **options)
         self._add(Op(op.name, aten.squeeze.dim, (whole, 0), {}, op.line))
+
+    def _lowered(self, op: Op, mask: Ref, value: float, shows: bool) -> Ref:
+        """A number where a mask is true, or where it `shows` nothing; 0 elsewhere."""
+        meta = self._new.metas[mask.name]
+        dtype = self._old.metas[op.name].dtype
+        if shows:
+            mask = self._made(op, aten.logical_not.default, mask)
+        form = {"dtype": dtype, "device": torch.device(meta.device)}
+        zeros = self._made(op, aten.full.default, list(meta.shape), 0.0, **form)
+        return self._made(op, aten.masked_fill.Scalar, zeros, mask, value)
 
     def _of_four(self, op: Op, ref: Ref) -> Ref:
         """A value with four dimensions."""

@@ -83,6 +83,19 @@ WRITTEN: dict[str, Callable[..., Any]] = {
     "nothing": lambda q, k, v: (q @ k.mT + shown(TOKENS)).softmax(-1) @ v,
     "queries": lambda q, k, v: ((q * 0.3) @ k.mT).softmax(-1, torch.float32) @ v,
     "other keys": lambda q, k, v: (q @ k[:, :, :70].mT).softmax(-1) @ v[:, :, :70],
+    "filled": lambda q, k, v: (
+        (q @ k.mT * 0.3).masked_fill(CAUSAL < 0, -math.inf).softmax(-1) @ v
+    ),
+    "chosen": lambda q, k, v: (
+        torch.where(KEYS < 0.5, q @ k.mT, torch.finfo(torch.float32).min).softmax(-1)
+        @ v
+    ),
+    "filled and bias": lambda q, k, v: (
+        (q @ k.mT + BIAS).masked_fill(KEYS > 0, -1e38).softmax(-1) @ v
+    ),
+    "chosen otherwise": lambda q, k, v: (
+        torch.where(KEYS < 0.5, -math.inf, q @ k.mT).softmax(-1) @ v
+    ),
     "scores as mask": lambda q, k, v: (q @ k.mT + k @ q.mT).softmax(-1) @ v,
 }
 NOT: dict[str, Callable[..., Any]] = {
@@ -95,6 +108,9 @@ NOT: dict[str, Callable[..., Any]] = {
     "number is added": lambda q, k, v: (q @ k.mT + 1.0).softmax(-1) @ v,
     "narrow values": lambda q, k, v: (q @ k.mT).softmax(-1) @ v[..., :8],
     "shared keys": lambda q, k, v: (q @ k[:, :1].mT).softmax(-1) @ v,
+    "filled not low": lambda q, k, v: (
+        (q @ k.mT).masked_fill(CAUSAL < 0, -1e4).softmax(-1) @ v
+    ),
     "nonlinear": lambda q, k, v: (q @ k.mT).tanh().softmax(-1) @ v,
 }
 
@@ -126,6 +142,11 @@ def test_rows_without_any_key_are_as_in_the_model() -> None:
     hidden = torch.zeros(TOKENS, TOKENS)
     hidden[3] = -math.inf
     is_replaced(lambda q, k, v: (q @ k.mT + hidden).softmax(-1) @ v)
+    is_replaced(
+        lambda q, k, v: (q @ k.mT).masked_fill(hidden < 0, -math.inf).softmax(-1) @ v
+    )
+    low = torch.finfo(torch.float32).min
+    is_replaced(lambda q, k, v: (q @ k.mT).masked_fill(hidden < 0, low).softmax(-1) @ v)
     hidden[3] = torch.finfo(torch.float32).min
     is_replaced(lambda q, k, v: (q @ k.mT + hidden).softmax(-1) @ v)
 
