@@ -230,7 +230,10 @@ class Descent(Generic[Made]):
             if good or not lower or time.monotonic() > self._stop:
                 return good  # nothing lower is known
             estimated, measured = min(short, key=lambda pair: pair[1])
-            goal = int(min(goal * 0.97, limit * estimated / measured))
+            wanted = limit * estimated / measured
+            if rounds and measured - estimated < limit:  # what lies beside may stay
+                wanted = min(wanted, limit - (measured - estimated))
+            goal = int(min(goal * 0.97, wanted))
             lowest = min(lowest, goal)
             if seen.issuperset(short):  # the same again: go on below all goals so far
                 goal = lowest

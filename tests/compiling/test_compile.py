@@ -41,7 +41,7 @@ def test_results_are_the_models_own(make: Any) -> None:
         with torch.no_grad():
             assert torch.allclose(module(inputs), model(inputs), atol=1e-5)
     plan = module.memplan
-    assert plan.error == 0 or make is normalised
+    assert plan.error <= (0 if make is perceptron else 1e-6)
     assert plan.bytes_after < plan.bytes_before
     assert plan.plan.peak == plan.arena == plan.plan.lower_bound
     assert not memplan.verify(plan.plan)
@@ -201,13 +201,13 @@ def test_a_model_of_any_operators_is_answered() -> None:
         assert torch.allclose(module(x), model(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("budget", ["40%", pytest.param("min", marks=SOAK)])
+@pytest.mark.parametrize("budget", ["8%", pytest.param("min", marks=SOAK)])
 def test_a_budget_is_kept_by_loops(budget: str) -> None:
     model, x = models.attention(tokens=256)
     module = compiled(model, x, budget=budget)
     plan = module.memplan
     assert plan.loops >= 1
-    assert plan.bytes_after <= 0.4 * plan.bytes_before
+    assert plan.bytes_after <= 0.08 * plan.bytes_before
     with torch.no_grad():
         difference = (module(x) - model(x)).abs().max()
     assert difference <= 1e-5

@@ -74,7 +74,7 @@ def test_what_is_printed_is_a_budget_that_is_kept(count: int) -> None:
 
 
 def test_a_front_of_nothing_is_refused() -> None:
-    with pytest.raises(NoPlanError, match="no plan was found: none saves"):
+    with pytest.raises(NoPlanError, match=r"no plan was found: .*neither memory"):
         memplan.compile_front(nn.ReLU().eval(), torch.randn(2))
     with pytest.raises(NoPlanError, match=r"the fastest would take .* limit is 0.00"):
         memplan.compile_front(*models.mlp(), memplan.CompileOptions(1e-9))
