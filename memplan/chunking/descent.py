@@ -24,6 +24,7 @@ ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
 LOWER = 0.7  # times a budget that is missed or kept too slowly: the next to try
 LOWERED = 5  # goals that are tried for a budget
+DEAR = 0.25  # of a run, by which an estimate of time may be wrong
 SPARE = 0.9  # of an estimate, at most, where more is searched for as well
 
 Made = TypeVar("Made")
@@ -256,7 +257,7 @@ class Descent(Generic[Made]):
         short = [self._known[mark] for mark in ways if mark in self._known]
         built = 0
         for mark, trials in ways.items():
-            if mark in self._known:
+            if mark in self._known or (built and self._is_dear(trials)):
                 continue
             try:
                 module = self._bench.build(trials, limit)
@@ -283,6 +284,11 @@ class Descent(Generic[Made]):
         if self.interrupted and not good:
             raise KeyboardInterrupt
         return good, [peaks for peaks in short if peaks is not None]
+
+    def _is_dear(self, trials: dict[str, Trial]) -> bool:
+        """Whether they hardly can be fast enough, by their estimates."""
+        spent = sum(each.seconds for each in trials.values())
+        return spent > (self._options.enough - 1 + DEAR) * self._whole
 
     def _estimated(self, trials: dict[str, Trial]) -> int:
         """The estimated peak of all parts together."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from memplan.chunking.candidates import (
@@ -30,13 +30,13 @@ from memplan.chunking.region import (
     RegionError,
     chunked,
     displaced,
-    inner_name,
     loop_name,
 )
+from memplan.chunking.repetitions import elsewhere
 from memplan.chunking.timing import Costs, seconds
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import Beside, Profile, profile
-from memplan.graph.program import Loop, Op, Program, Ref, mapped
+from memplan.graph.program import Loop, Op, Program
 from memplan.graph.workspace import temporaries
 
 ONWARD = 4  # trials made of one
@@ -124,10 +124,10 @@ class Search:
             cheapest = min((each.seconds for each in self.done), default=math.inf)
             if cheapest <= CHEAP * self._whole:
                 break
-        best = sorted(self.done, key=lambda trial: trial.seconds)
-        finished = [
-            self._coarser(trial, budget) for trial in best[: self._effort.wanted]
-        ]
+        distinct = {_marks(each): each for each in self.done}
+        best = sorted(distinct.values(), key=lambda trial: trial.seconds)
+        best = best[: self._effort.wanted]
+        finished = [self._coarser(trial, budget) for trial in best]
         return sorted(finished, key=lambda trial: trial.seconds)
 
     def _extend(self, given: Sequence[Trial], budget: int, stop: float) -> None:
@@ -144,7 +144,7 @@ class Search:
             found: dict[frozenset[str], Trial] = {}
             for trial in beam:
                 for each in self._onward(trial, budget, stop):
-                    mark = frozenset(map(_mark, each.regions))
+                    mark = _marks(each)
                     if mark not in seen:
                         seen.add(mark)
                         if each.peak <= budget:
@@ -340,6 +340,11 @@ class Search:
         return best
 
 
+def _marks(trial: Trial) -> frozenset[str]:
+    """What distinguishes a trial of a program from others."""
+    return frozenset(map(_mark, trial.regions))
+
+
 def _mark(region: Region) -> str:
     inner = ",".join(map(_mark, region.inner))
     first = next(iter(region.slices.items()))
@@ -472,66 +477,3 @@ def finer(region: Region, share: float) -> Iterable[Region]:
             made = with_step(region, step)
             if made is not None and made.step < region.step:
                 yield made
-
-
-def elsewhere(program: Program, region: Region) -> Iterator[Region]:
-    """`region` moved to each repetition of its operators, on the same shapes.
-
-    program: the original, without loops. The regions do not overlap `region` or each
-    other.
-    """
-    ops = [op for op in program.ops if isinstance(op, Op)]
-    place = {op.name: i for i, op in enumerate(ops)}
-    positions = [place[name] for name in region.slices if name in place]
-    if len(positions) != len(region.slices):
-        return
-    first, last = min(positions), max(positions)
-    count = last - first + 1
-    marks = [_op_mark(program, op) for op in ops]
-    pattern = [_shape_of(ops, place, marks, first, first + i) for i in range(count)]
-    at = 0
-    while at + count <= len(ops):
-        overlaps = at + count > first and at <= last
-        same = marks[at] == marks[first] and not overlaps
-        if same and all(
-            _shape_of(ops, place, marks, at, at + i) == pattern[i] for i in range(count)
-        ):
-            by = at - first
-            moved = {name: ops[place[name] + by].name for name in region.slices}
-            yield _renamed(region, moved)
-            at += count
-        else:
-            at += 1
-
-
-def _renamed(region: Region, names: Mapping[str, str]) -> Region:
-    """The region with renamed members; those that only its body has keep theirs."""
-    inside = {inner_name(old): inner_name(new) for old, new in names.items()}
-    return replace(
-        region,
-        slices={names.get(old, old): piece for old, piece in region.slices.items()},
-        copied=frozenset(names.get(old, old) for old in region.copied),
-        inner=tuple(_renamed(each, inside) for each in region.inner),
-    )
-
-
-Mark = tuple[object, ...]
-"""What an operator does and on which shapes, without the names of its operands."""
-
-
-def _op_mark(program: Program, op: Op) -> Mark:
-    """An operator's mark."""
-    metas = tuple(program.metas[name] for name in op.operands())
-    plain = mapped((op.args, op.kwargs), lambda at: "•" if isinstance(at, Ref) else at)
-    return op.target, repr(plain), metas, program.metas[op.name]
-
-
-def _shape_of(
-    ops: list[Op], place: dict[str, int], marks: list[Mark], first: int, i: int
-) -> tuple[Mark, list[int | None]]:
-    """An operator's mark, and its operands as positions after `first`."""
-    inside = [
-        at - first if (at := place.get(name, -1)) >= first else None
-        for name in ops[i].operands()
-    ]
-    return marks[i], inside
