@@ -192,21 +192,32 @@ class _Rewriting:
         rank = len(self._old.metas[op.name].shape)
         keys = self._made(op, aten.transpose.int, found.keys, -1, -2)
         parts = [self._of_four(op, x) for x in (found.query, keys, found.value)]
-        masks = [x for x in found.masks if self._masks.hides(x.name) != "nothing"]
+        hides = {each: self._masks.hides(each.name) for each in found.masks}
+        masks = [each for each in found.masks if hides[each] != "nothing"]
         masks += [self._lowered(op, *each) for each in found.hidden]
         options: dict[str, Argument] = {"scale": float(found.scale)}
+        mask = None
         for each in masks:
-            mask = self._of_four(op, each)
-            before = options.get("attn_mask")
-            options["attn_mask"] = (
-                self._made(op, aten.add.Tensor, before, mask) if before else mask
-            )
-        target = aten.scaled_dot_product_attention.default
-        if rank == 4:
-            self._add(Op(op.name, target, tuple(parts), options, op.line))
-            return
-        whole = self._made(op, target, *parts, **options)
-        self._add(Op(op.name, aten.squeeze.dim, (whole, 0), {}, op.line))
+            more = self._of_four(op, each)
+            mask = more if mask is None else self._made(op, aten.add.Tensor, mask, more)
+        if mask is not None:
+            options["attn_mask"] = mask
+        attends = aten.scaled_dot_product_attention.default
+        steps: list[tuple[Any, tuple[Argument, ...], dict[str, Argument]]]
+        steps = [(attends, tuple(parts), options)]
+        endless = any(number == -math.inf for _, number, _ in found.hidden)
+        if mask is not None and (endless or None in hides.values()):
+            # Where all keys are hidden by -inf, softmax gives NaN, the operator 0.
+            most = self._made(op, aten.amax.default, mask, [-1], True)
+            none = self._made(op, aten.mul.Tensor, most, 0.0)
+            steps.append((aten.add.Tensor, (none,), {}))
+        if rank == 3:
+            steps.append((aten.squeeze.dim, (0,), {}))
+        *before, (target, args, kwargs) = steps
+        whole: tuple[Ref, ...] = ()
+        for each, given, named in before:
+            whole = (self._made(op, each, *whole, *given, **named),)
+        self._add(Op(op.name, target, (*whole, *args), kwargs, op.line))
 
     def _lowered(self, op: Op, mask: Ref, value: float, shows: bool) -> Ref:
         """A number where a mask is true, or where it `shows` nothing; 0 elsewhere."""

@@ -244,7 +244,7 @@ class _Compiling:
         if best := best_of(bench.plans, math.inf):
             why = f"the fastest would take {best[0].slowdown:.2f} times as long; the "
             why += f"limit is {bench.slowest:.2f}"
-        raise NoPlanError(f"no plan was found: {why}", bench.before)
+        raise NoPlanError(f"no plan was found: {why}{self._late}", bench.before)
 
     def _descend(self, exports: Exports, lowest: int) -> bool:
         """Build plans for lower and lower budgets, until there is none; whether Ctrl-C

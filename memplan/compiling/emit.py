@@ -49,11 +49,12 @@ INPUTS = (  # names, shapes, types and strides
 )
 
 
-class Model(torch.nn.Module):
+class Model:
     """Returns what {name} returns: {returns}."""
 
+    @torch.inference_mode(False)
     def __init__(self, weights=WEIGHTS):
-        super().__init__()
+        self._weights = weights
         w = torch.load(weights, weights_only=True)
         memory = torch.empty(ARENA + {alignment}, dtype=torch.uint8)
         start = -memory.data_ptr() % {alignment}
@@ -68,8 +69,13 @@ class Model(torch.nn.Module):
 {tensors}
         ]
 
-    def forward(self, {names}):
+    def __reduce__(self):
+        return Model, (self._weights,)  # a copy has an arena of its own
+
+    def __call__(self, {names}):
         for (_name, *_form), _one in zip(INPUTS, [{names}]):
+            if not (isinstance(_one, torch.Tensor) and _one.is_cpu):
+                raise ValueError(f"{{_name}} must be a tensor on the CPU")
             if [tuple(_one.shape), _one.dtype, _one.stride()] != _form:
                 _form = "shape {{}}, type {{}} and strides {{}}".format(*_form)
                 raise ValueError(f"{{_name}} must have {{_form}}")
@@ -116,15 +122,18 @@ def emit(module: Compiled, inputs: object, path: PathLike) -> Emitted:
 
     module: of `compile` with CompileOptions(portable=True). inputs: as there. path: of
     the program, ends in ".py"; its weights go to the same name with ".pt". It has a
-    class `Model`, whose forward takes the tensors among the inputs in their order, and
-    returns the tensors among the model's results: one, or a tuple. Before anything is
-    written, its results on these inputs are compared with the module's.
+    class `Model`, to be called with the tensors among the inputs, in the order of
+    forward's parameters, which returns the tensors among the model's results: one, or a
+    tuple. Before it is written, its results on these inputs are compared with the
+    module's.
 
     Raises UsageError for a module that was not compiled so, or another name;
     MemplanError if the results differ.
     """
     path = named(path)
     runner = module.runner if isinstance(module, Compiled) else None
+    if runner is None and isinstance(module, Compiled):
+        raise UsageError(f"the module runs unchanged: {module.memplan.reason}")
     if runner is None or runner.choices.asks:
         raise UsageError("only a module compiled with portable=True can be written")
     given = Inputs.of(inputs)

@@ -151,6 +151,33 @@ def test_rows_without_any_key_are_as_in_the_model() -> None:
     is_replaced(lambda q, k, v: (q @ k.mT + hidden).softmax(-1) @ v)
 
 
+@pytest.mark.parametrize("fills", [False, True])
+@pytest.mark.parametrize("rank", [3, 4])
+def test_rows_that_are_hidden_later_are_as_in_the_model(fills: bool, rank: int) -> None:
+    class Masked(nn.Module):
+        def forward(self, q: Any, k: Any, v: Any, mask: Any) -> Any:
+            scores = q @ k.mT * 0.5
+            hidden = scores.masked_fill(mask, -math.inf) if fills else scores + mask
+            return hidden.softmax(-1) @ v
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(*(2, 4, 96, 16)[4 - rank :]) for _ in "123")
+    none = torch.zeros(96, 96)
+    none[:, 50:] = -math.inf
+    for low in (-math.inf, torch.finfo(torch.float32).min):
+        given = none.clamp(min=low)
+        module = compiled(Masked().eval(), (q, k, v, given < 0 if fills else given))
+        assert ATTENTION in operators(module)
+        for rows in (slice(3, 5), slice(None), slice(0, 0)):
+            mask = given.clone()
+            mask[rows] = -math.inf
+            mask = mask < 0 if fills else mask
+            with torch.no_grad():
+                torch.testing.assert_close(
+                    module(q, k, v, mask), Masked()(q, k, v, mask), equal_nan=True
+                )
+
+
 def test_the_scores_take_no_memory() -> None:
     torch.manual_seed(0)
     model, x = Attention(WRITTEN["causal"], 2, 4).eval(), inputs(2, 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import runpy
 import subprocess
 import sys
@@ -127,6 +129,22 @@ def test_modes_of_the_caller_change_nothing(tmp_path: Path) -> None:
     assert torch.equal(program(x.requires_grad_()), expected)
 
 
+def test_copies_have_an_arena_each(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = perceptron()
+    with torch.inference_mode():
+        program, _ = written(model, x, tmp_path)
+        expected = model(x)
+    assert torch.equal(program(x), expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        own = importlib.import_module("program").Model()
+        del sys.modules["program"]
+    for other in (copy.deepcopy(own), copy.copy(own)):
+        assert other._tensors[0].data_ptr() != own._tensors[0].data_ptr()
+        assert torch.equal(other(x), expected)
+
+
 def test_threads_take_turns(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = perceptron()
@@ -152,6 +170,9 @@ def test_threads_take_turns(tmp_path: Path) -> None:
 def test_inputs_of_another_form_are_refused(tmp_path: Path) -> None:
     model, x = perceptron()
     program, _ = written(model, x, tmp_path)
+    for other in (None, x.to("meta")):
+        with pytest.raises(ValueError, match="must be a tensor on the CPU"):
+            program(other)
     for other in (x[:8], x.double(), x.t().contiguous().t()):
         with pytest.raises(
             ValueError, match=r"must have shape \(256, 32\), type torch"
@@ -186,7 +207,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="portable=True"):
         memplan.emit(compiled(model, x), x, path)
     left_alone = memplan.compile(nn.Identity().eval(), x, options=PORTABLE)
-    with pytest.raises(UsageError, match="portable=True"):
+    with pytest.raises(UsageError, match=r"runs unchanged: .*neither"):
         memplan.emit(left_alone, x, path)
     module = compiled(model, x, options=PORTABLE)
     with pytest.raises(UsageError, match=r"\.py"):
