@@ -228,6 +228,6 @@ def test_random_programs_as_written(made: Made) -> None:
         program = runpy.run_path(str(found.path))["Model"]()
     x = torch.randn(SHAPE).to(made.dtype)
     with torch.no_grad():
-        for one, other in zip(program(x), model(x), strict=True):
+        for one, other in zip(program(x), module(x), strict=True):
             assert torch.equal(one.nan_to_num(), other.nan_to_num())
             assert one.stride() == other.stride()
