@@ -133,7 +133,7 @@ def emit(module: Compiled, inputs: object, path: PathLike) -> Emitted:
     path = named(path)
     runner = module.runner if isinstance(module, Compiled) else None
     if runner is None and isinstance(module, Compiled):
-        raise UsageError(f"the module runs unchanged: {module.memplan.reason}")
+        raise UsageError(f"there is no program to write: {module.memplan.reason}")
     if runner is None or runner.choices.asks:
         raise UsageError("only a module compiled with portable=True can be written")
     given = Inputs.of(inputs)
