@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from memplan.graph.program import Meta, Op, Program, Ref, mapped
+from memplan.graph.program import Meta, Op, Program, Ref, is_pointwise, mapped
 
 SMALL = 1 << 16  # elements: smaller values are computed whole
 AT_ONCE = 1 << 20  # elements of a larger value that are computed at a time
@@ -98,7 +98,7 @@ class Masks:
         if op.key in ("aten.tril", "aten.triu"):
             diagonal = op.args[1] if len(op.args) > 1 else op.kwargs.get("diagonal", 0)
             return op.target(self._rows(op.args[0].name, start, stop), diagonal + start)
-        if not _by_element(op):
+        if not (op.key in BY_ELEMENT or is_pointwise(op)):
             raise NotImplementedError(op.key)
         # Operands are broadcast from the last dimension on: rows are rows in each.
         return self._run(op, lambda other: self._rows(other, start, stop))
@@ -136,9 +136,3 @@ def _shown(mask: Tensor) -> Tensor | None:
 def _random(op: Op) -> bool:
     tags = getattr(op.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags or "empty" in op.key
-
-
-def _by_element(op: Op) -> bool:
-    if op.key in BY_ELEMENT:
-        return True
-    return torch.Tag.pointwise in getattr(op.target, "tags", ())

@@ -56,6 +56,7 @@ class _Rewriting:
         self._masks = Masks(program)
         self._new = replace(program, ops=[], metas=dict(program.metas))
         self._new.roots = dict(program.roots)
+        self._copies: dict[str, Ref] = {}
 
     def all(self) -> Program:
         changed = False
@@ -180,11 +181,6 @@ class _Rewriting:
             and all(len(each.shape) <= rank for each in (*others, *hidden))
             and all(each.dtype == torch.bool for each in hidden)
             and len(scores.shape) == rank
-            # Torch would copy such a mask, which takes as much as the scores.
-            and not any(
-                each.elements == scores.elements and each.strides[-1] != 1
-                for each in others
-            )
         )
 
     def _put(self, op: Op, found: _Found) -> None:
@@ -194,6 +190,7 @@ class _Rewriting:
         parts = [self._of_four(op, x) for x in (found.query, keys, found.value)]
         hides = {each: self._masks.hides(each.name) for each in found.masks}
         masks = [each for each in found.masks if hides[each] != "nothing"]
+        masks = [self._by_rows(op, each) for each in masks]
         masks += [self._lowered(op, *each) for each in found.hidden]
         options: dict[str, Argument] = {"scale": float(found.scale)}
         mask = None
@@ -228,6 +225,17 @@ class _Rewriting:
         form = {"dtype": dtype, "device": torch.device(meta.device)}
         zeros = self._made(op, aten.full.default, list(meta.shape), 0.0, **form)
         return self._made(op, aten.masked_fill.Scalar, zeros, mask, value)
+
+    def _by_rows(self, op: Op, mask: Ref) -> Ref:
+        """A mask as torch's operator reads it, which it would copy at each call: biases
+        of positions are gathered with the heads last."""
+        if self._new.metas[mask.name].strides[-1] in (0, 1):
+            return mask
+        if mask.name not in self._copies:
+            rows = {"memory_format": torch.contiguous_format}
+            copy = self._made(op, aten.clone.default, mask, **rows)
+            self._copies[mask.name] = copy
+        return self._copies[mask.name]
 
     def _of_four(self, op: Op, ref: Ref) -> Ref:
         """A value with four dimensions."""

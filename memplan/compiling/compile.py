@@ -25,6 +25,7 @@ from memplan.chunking.shapes import resized, same_operators
 from memplan.compiling.attention import with_attention
 from memplan.compiling.bench import Bench, CompileOptions, too_slow
 from memplan.compiling.costs import in_arena, leans
+from memplan.compiling.functions import with_functions
 from memplan.compiling.module import Compiled, tensors_of
 from memplan.compiling.parts import in_parts
 from memplan.compiling.report import CompilePlan, Front
@@ -182,10 +183,12 @@ class _Compiling:
         return exports, found, limit
 
     def _whole(self, exports: Exports, limit: float) -> Compiled:
-        """The module in one part without loops: with attention as torch's operator, or,
-        if that does not do, as the model has it."""
+        """The module in one part without loops: with attention and functions that are
+        written out as torch's operators, or, if that does not do, as the model has
+        them."""
         bench, target = self._bench, self._bench.target
         program = with_attention(target.program, exports.inference)
+        program = with_functions(program, exports.inference)
         if program is not target.program:
             bench.target = replace(target, program=program)
             found = bench.judged(bench.made(program, limit=limit))

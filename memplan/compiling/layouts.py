@@ -14,7 +14,16 @@ from memplan.compiling.passes import Builder, Flat
 from memplan.graph.execute import COPIES, writers
 from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.native import Assembled
-from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs
+from memplan.graph.program import (
+    Argument,
+    Meta,
+    Op,
+    Program,
+    Ref,
+    is_pointwise,
+    mapped,
+    refs,
+)
 from memplan.graph.script import NoTapeError
 
 aten = torch.ops.aten
@@ -183,9 +192,8 @@ def _copied(program: Program) -> dict[str, str]:
         if maker is None or program.roots[copy.name] != copy.name:
             continue
         meta, now = program.metas[maker.name], program.metas[copy.name]
-        pointwise = torch.Tag.pointwise in getattr(maker.target, "tags", ())
         if (
-            pointwise
+            is_pointwise(maker)
             and isinstance(meta, Meta)
             and (meta.dtype, meta.bytes) == (now.dtype, now.bytes)
             and now.contiguous

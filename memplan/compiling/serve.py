@@ -14,7 +14,7 @@ from memplan.graph.execute import COPIES, Served, writers
 from memplan.graph.liveness import owners
 from memplan.graph.native import Native
 from memplan.graph.nest import storages
-from memplan.graph.program import Meta, Op, Program, Ref, mapped
+from memplan.graph.program import Meta, Op, Program, Ref, is_pointwise, mapped
 from memplan.graph.requests import Asked, Request, watched
 from memplan.graph.script import NoTapeError
 
@@ -48,10 +48,9 @@ class Ways:
         taken = [arg.name for arg in op.args if isinstance(arg, Ref)]
         if isinstance(op.target, Native):
             return [taken[at] for at in op.target.over]
-        pointwise = torch.Tag.pointwise in getattr(op.target, "tags", ())
         if way.over or op.key == "aten.slice_scatter":
             taken = taken[:1]
-        elif not pointwise and op.key not in ROWS:
+        elif not is_pointwise(op) and op.key not in ROWS:
             return []
         # The results of torch's own may lie otherwise than their metas say.
         return [name for name in taken if self._is_exact(program.roots[name])]

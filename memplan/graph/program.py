@@ -243,12 +243,23 @@ class Program:
     modules: dict[str, str] = field(default_factory=dict)
 
 
+UNTAGGED = {"aten.hardswish"}  # torch's mark for element-wise operators is missing
+
+
 def key_of(target: Callable[..., object]) -> str:
     """A target's name without its overload: ``aten.add``, or a function's name."""
     packet = getattr(target, "overloadpacket", None)
     if packet is not None:
         return str(packet)
     return str(getattr(target, "__name__", target))
+
+
+def is_pointwise(op: Op) -> bool:
+    """Whether each element of the result is made of one element of each operand."""
+    import torch
+
+    tags = getattr(op.target, "tags", ())
+    return torch.Tag.pointwise in tags or op.key in UNTAGGED
 
 
 def refs(value: Argument) -> Iterator[str]:

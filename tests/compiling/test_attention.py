@@ -233,3 +233,27 @@ def attentions(draw: st.DrawFn) -> Callable[..., Any]:
 @examples(10, attentions(), soak=200)
 def test_attention_with_any_steps(between: Callable[..., Any]) -> None:
     is_replaced(between)
+
+
+def test_a_bias_with_the_heads_last_is_brought_into_the_order_of_rows_once() -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.all = nn.Linear(WIDTH, 3 * WIDTH)
+            self.bias = nn.Embedding(TOKENS, 4)
+
+        def forward(self, x: Any, places: Any) -> Any:
+            bias = self.bias(places).permute(2, 0, 1)[None]
+            for _ in range(2):
+                parts = self.all(x).reshape(1, 4, TOKENS, 3, WIDTH).unbind(-2)
+                q, k, v = parts
+                x = (q @ k.transpose(-1, -2) + bias).softmax(-1) @ v
+            return x
+
+    torch.manual_seed(0)
+    model, x = Biased().eval(), inputs(1, 4)
+    places = torch.randint(TOKENS, (TOKENS, TOKENS))
+    module = compiled(model, (x, places))
+    found = operators(module)
+    assert (found.count(ATTENTION), found.count("aten.clone")) == (2, 1)
+    torch.testing.assert_close(module(x, places), model(x, places))
