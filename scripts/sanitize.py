@@ -36,6 +36,11 @@ NATIVE = (
     "tests/applying/test_sparse.py",
     "tests/solving/test_bestfit.py",
     "tests/blocking/test_blocking_cache.py",
+    # The kernels, the tape that runs them, and the watch over a model's changes.
+    "tests/fusing/test_convolution.py",
+    "tests/fusing/test_depthwise.py",
+    "tests/compiling/test_fused.py",
+    "tests/compiling/test_changed_models.py",
 )
 
 

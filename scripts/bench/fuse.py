@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from models.vision import NAMES, build, input_shape
+from models import vision, wild
 
 from bench.planned import exported
 from bench.runner import BenchError, Contender, Figures, Metric, Suite, timed
@@ -127,13 +127,15 @@ CONTENDERS: dict[str, Callable[[Any, Job], Call]] = {
 def turns(job: Job) -> Callable[[], Figures]:
     """A contender, called once; each call of the result is a turn."""
     torch.set_num_threads(job.threads)
-    given, model = network_input(job.network, job.batch), build(job.network)
+    given, model = network_input(job.network, job.batch), network(job.network)
     begin = time.perf_counter()
     with torch.no_grad():
         call = CONTENDERS[job.contender](model, job)
         found = call(given)
         always = {"first_call": time.perf_counter() - begin}
-        always["error"] = relative_error(build(job.network)(given), found.contiguous())
+        always["error"] = relative_error(
+            network(job.network)(given), found.contiguous()
+        )
         # With the arena that memplan keeps.
         fused = call if job.contender.startswith("memplan") else None
         always["activations"] = peak_bytes(lambda: call(given), fused)
@@ -154,10 +156,17 @@ def turns(job: Job) -> Callable[[], Figures]:
     return turn
 
 
-def network_input(network: str, batch: int) -> Any:
+def network(name: str) -> torch.nn.Module:
+    """A network in evaluation mode, the same in every process."""
+    return wild.build(name) if name in wild.NETWORKS else vision.build(name)
+
+
+def network_input(name: str, batch: int) -> Any:
     """The input that all contenders get: noise, contiguous, by a fixed seed."""
+    known = wild.NETWORKS.get(name)
+    shape = known[1] if known else vision.input_shape(name)
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(batch, *input_shape(network), generator=generator)
+    return torch.randn(batch, *shape, generator=generator)
 
 
 class Process:
@@ -204,7 +213,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 SUITE = Suite(
     summary="Fused networks beside other ways to run them.",
-    cases={name: name for name in (*NAMES, "stack:1", "stack:10", "stack:40")},
+    cases={
+        name: name
+        for name in (*vision.NAMES, "stack:1", "stack:10", "stack:40", *wild.NETWORKS)
+    },
     contenders=contenders,
     metrics=(
         Metric("seconds", "ms", 1e3, 2),
