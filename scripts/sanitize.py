@@ -29,6 +29,8 @@ THREADED = (
     "tests/solving/test_exact.py",
     "tests/compiling/test_requests.py",
     "tests/compiling/test_compiled_calls.py::test_calls_at_the_same_time",
+    "tests/compiling/test_fused.py::"
+    "test_calls_at_the_same_time_have_kernels_of_their_own",
 )
 NATIVE = (
     *THREADED,
