@@ -27,6 +27,7 @@ from memplan.fusing.layers import (
     pointwise,
 )
 from memplan.fusing.options import FuseOptions, Joining
+from memplan.fusing.planes import LINEAR, with_planes
 from memplan.fusing.recognise import recognise
 from memplan.graph.arenas import ArenaPool
 from memplan.graph.infer import Inference, meta_of
@@ -134,15 +135,16 @@ def fused(
     """
     if not inputs:
         return flat, 0
+    viewed = replace(flat, program=with_planes(flat.program, inference))
     # Averaging in front of a convolution is for kernels: it is no operator of torch's.
     for joining in Joining(), Joining(pools=False):
-        found = _packs(flat, inputs, FuseOptions(joining, kernels, micro_batch=MOST))
+        found = _packs(viewed, inputs, FuseOptions(joining, kernels, micro_batch=MOST))
         if found is None:
             return flat, 0
         packs, layout = found
-        if all(packs.native(each) or _is_known(each, flat) for each in packs.nodes):
+        if all(packs.native(each) or _is_known(each, viewed) for each in packs.nodes):
             break
-    return _Fusing(flat, inference, packs, layout).fused()
+    return _Fusing(viewed, inference, packs, layout).fused()
 
 
 def _is_known(node: Node, flat: Flat) -> bool:
@@ -206,8 +208,17 @@ class _Fusing(Relaying):
                 self.values[node.value] = self._assembled(node)
             else:
                 for name in sorted(node.names(), key=order.__getitem__):
-                    self.values[name] = self.again(self._ops[name])
+                    op = self._ops[name]
+                    by = self._linear if op.target is LINEAR else self.again
+                    self.values[name] = by(op)
         return self.flat(packs.network.outputs), packs.bytes
+
+    def _linear(self, op: Op) -> Ref:
+        """A linear layer of planes, by torch."""
+        x, *weights = (self.values.get(each.name) if each else None for each in op.args)
+        rows = self.to.add(op, f"{op.name}_of", aten.permute.default, x, [0, 2, 3, 1])
+        made = self.to.add(op, f"{op.name}_rows", aten.linear.default, rows, *weights)
+        return self.to.add(op, op.name, aten.permute.default, made, [0, 3, 1, 2])
 
     def _placed(self) -> dict[str, arenas.Place]:
         """The places of concatenations, and of pieces that kernels write."""

@@ -14,6 +14,7 @@ from memplan.fusing.engine.engine import Engine
 from memplan.fusing.join import join
 from memplan.fusing.layers import EagerOp, Network, tensors
 from memplan.fusing.options import FuseOptions, Joining, kernel_subsets
+from memplan.fusing.planes import with_planes
 from memplan.fusing.prepared import Fallback, Prepared, building, inference
 from memplan.fusing.recognise import recognise
 from memplan.graph.arenas import ArenaPool
@@ -28,6 +29,7 @@ from memplan.graph.check import (
 )
 from memplan.graph.clock import CLEARLY_SLOWER, is_decisive, seconds, timed
 from memplan.graph.export import first_line
+from memplan.graph.infer import Inference
 from memplan.graph.measure import activation_peak
 from memplan.graph.nest import as_nested, leaves_of, unknown
 from memplan.graph.standin import StandIn, original
@@ -117,7 +119,8 @@ class Compiler:
         except InputError as problem:
             return Fallback(str(problem), parts=True)
         self.numbers = target.numbers
-        network = recognise(target.program, target.module)
+        program = with_planes(target.program, Inference())
+        network = recognise(program, target.module)
         nodes = join(network, self._joining())
         if all(isinstance(node, EagerOp) for node in nodes):
             return Fallback("it has no supported layers", network)

@@ -105,6 +105,11 @@ def linear(call: Call) -> None:
     call.convolution((0, 0))
 
 
+def linear_of_planes(call: Call) -> None:
+    call.planes()
+    call.convolution((0, 0))
+
+
 def conv2d(call: Call) -> None:
     call.planes()
     padding, weight = call.given["padding"], call.meta(call.given["weight"])
@@ -288,6 +293,7 @@ RULES: dict[str, Rule] = {
     "aten.conv2d": conv2d,
     "aten.convolution": convolution,
     "aten.linear": linear,
+    "memplan.linear_of_planes": linear_of_planes,
     "aten.batch_norm": batch_norm,
     "aten.max_pool2d": pool2d("max"),
     "aten.avg_pool2d": pool2d("average"),

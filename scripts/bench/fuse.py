@@ -147,8 +147,12 @@ def turns(job: Job) -> Callable[[], Figures]:
             network(job.network)(given), found.contiguous()
         )
         # With the arena that memplan keeps.
-        fused = call if job.contender.startswith("memplan") else None
-        always["activations"] = peak_bytes(lambda: call(given), fused)
+        if job.contender == "memplan:compile":
+            arena = call.memplan.arena  # type: ignore[attr-defined]
+            always["activations"] = peak_bytes(lambda: call(given), None) + arena
+        else:
+            fused = call if job.contender.startswith("memplan") else None
+            always["activations"] = peak_bytes(lambda: call(given), fused)
     gc.collect()
     gc.freeze()  # the collector would look through all that compiling left
 

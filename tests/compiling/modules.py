@@ -13,7 +13,8 @@ from torch import nn
 
 import memplan
 
-SLOW = memplan.CompileOptions(max_slowdown=1000.0)
+# Which layers run as kernels is a matter of time, so that here none do.
+SLOW = memplan.CompileOptions(max_slowdown=1000.0, pack=False)
 
 
 def compiled(model: nn.Module, inputs: Any, **given: Any) -> Any:

@@ -21,7 +21,7 @@ from memplan.errors import UsageError  # noqa: E402
 from tests.compiling.modules import compiled  # noqa: E402
 
 pytestmark = pytest.mark.torch
-HELD = memplan.CompileOptions(max_slowdown=1000.0, reuse_outputs=True)
+HELD = memplan.CompileOptions(1000.0, pack=False, reuse_outputs=True)
 
 
 class Many(nn.Module):
