@@ -27,7 +27,7 @@ from memplan.fusing.layers import (
     pointwise,
 )
 from memplan.fusing.options import FuseOptions, Joining
-from memplan.fusing.planes import LINEAR, with_planes
+from memplan.fusing.planes import LINEAR, ROWS, with_planes
 from memplan.fusing.recognise import recognise
 from memplan.graph.arenas import ArenaPool
 from memplan.graph.infer import Inference, meta_of
@@ -209,16 +209,21 @@ class _Fusing(Relaying):
             else:
                 for name in sorted(node.names(), key=order.__getitem__):
                     op = self._ops[name]
-                    by = self._linear if op.target is LINEAR else self.again
+                    by = self._unviewed if op.target in {LINEAR, ROWS} else self.again
                     self.values[name] = by(op)
         return self.flat(packs.network.outputs), packs.bytes
 
-    def _linear(self, op: Op) -> Ref:
-        """A linear layer of planes, by torch."""
-        x, *weights = (self.values.get(each.name) if each else None for each in op.args)
-        rows = self.to.add(op, f"{op.name}_of", aten.permute.default, x, [0, 2, 3, 1])
-        made = self.to.add(op, f"{op.name}_rows", aten.linear.default, rows, *weights)
-        return self.to.add(op, op.name, aten.permute.default, made, [0, 3, 1, 2])
+    def _unviewed(self, op: Op) -> Ref:
+        """A linear layer of planes or a convolution of rows, by torch."""
+        x, weight, bias = (each and self.values[each.name] for each in op.args[:3])
+        if op.target is LINEAR:
+            x = self.to.add(op, f"{op.name}_of", aten.permute.default, x, [0, 2, 3, 1])
+            made = f"{op.name}_rows"
+            y = self.to.add(op, made, aten.linear.default, x, weight, bias)
+            return self.to.add(op, op.name, aten.permute.default, y, [0, 3, 1, 2])
+        planes = self.to.add(op, f"{op.name}_by", aten.unsqueeze.default, weight, 2)
+        given = planes, bias, *op.args[3:]
+        return self.to.add(op, op.name, aten.conv2d.default, x, *given)
 
     def _placed(self) -> dict[str, arenas.Place]:
         """The places of concatenations, and of pieces that kernels write."""

@@ -1,5 +1,5 @@
-"""Linear layers of more than vectors as 1×1 convolutions: their rows are the pixels of
-planes whose channels come last in memory, so nothing is moved."""
+"""Linear layers of more than vectors, and convolutions of one dimension, as
+convolutions of two: on views, so that nothing is moved."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from memplan.graph.program import Argument, Meta, Op, Program, Ref, is_pointwise
 aten = torch.ops.aten
 _library = torch.library.Library("memplan", "FRAGMENT")
 _library.define("linear_of_planes(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_library.define(
+    "convolution_of_rows(Tensor x, Tensor weight, Tensor? bias, int[2] stride, "
+    "int[2] padding, int[2] dilation, int groups) -> Tensor"
+)
 
 
 def _linear_of_planes(
@@ -25,15 +29,25 @@ def _linear_of_planes(
     return functional.linear(x.movedim(1, -1), weight, bias).movedim(-1, 1)
 
 
+def _convolution_of_rows(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *numbers: Any
+) -> torch.Tensor:
+    return functional.conv2d(x, weight.unsqueeze(2), bias, *numbers)
+
+
 _library.impl("linear_of_planes", _linear_of_planes, "CompositeImplicitAutograd")
+_library.impl("convolution_of_rows", _convolution_of_rows, "CompositeImplicitAutograd")
 LINEAR = torch.ops.memplan.linear_of_planes.default
 """A linear layer over the channels of (n, c, h, w), which come last in memory."""
+ROWS = torch.ops.memplan.convolution_of_rows.default
+"""A convolution of (n, c, 1, w), by a weight (k, c / groups, taps)."""
 
 
 def with_planes(program: Program, inference: Inference) -> Program:
     """The program with linear layers of float32 tensors (n, ..., c) as LINEAR of views
-    (n, c, h, w), in which all rows are one but those of (n, h, w, c), and with
-    element-wise operators behind them on such views.
+    (n, c, h, w), in which all rows are one but those of (n, h, w, c); with convolutions
+    of (n, c, w) as ROWS of views (n, c, 1, w); and with element-wise operators and
+    batch normalizations behind them on such views.
 
     The steps are operators; names and values of those that are left are as before.
     """
@@ -46,27 +60,45 @@ class _Viewing:
         self._new = replace(program, ops=[], metas=dict(program.metas))
         self._new.roots = dict(program.roots)
         self._new.modules = dict(program.modules)
-        self._planes: dict[str, Ref] = {}  # of values, by their names
+        # Of values, by their names: views whose channels are moved, and others'.
+        self._planes: dict[str, Ref] = {}
+        self._rows: dict[str, Ref] = {}
 
     def all(self) -> Program:
         for step in self._old.ops:
             assert isinstance(step, Op)
-            if self._is_linear(step) or self._is_behind(step):
-                kept, planes = list(self._new.ops), dict(self._planes)
-                if self._put(step):
+            views = self._views_of(step)
+            if views is not None:
+                kept, before = list(self._new.ops), dict(views)
+                if self._put(step, views):
                     continue
-                self._new.ops, self._planes = kept, planes
+                self._new.ops = kept
+                views.clear()
+                views.update(before)
             # What it takes may lie in another storage now.
             self._inference.add(self._new, step)
             self._new.ops.append(step)
-        return without_dead(self._new) if self._planes else self._old
+        return without_dead(self._new) if self._planes or self._rows else self._old
 
-    def _is_linear(self, op: Op) -> bool:
-        if op.key != "aten.linear" or op.kwargs:
-            return False
+    def _views_of(self, op: Op) -> dict[str, Ref] | None:
+        """The views that an operator is to run on; None if on none."""
+        names = [*op.operands(), op.name]
         weights = [each.name for each in op.args[1:] if isinstance(each, Ref)]
         own = all(name in self._old.constants for name in weights)
-        return own and self._has_rows(op.args[0].name) and self._has_rows(op.name)
+        metas = [self._new.metas[name] for name in names]
+        if op.key == "aten.linear":
+            rows = self._has_rows(names[0]) and self._has_rows(op.name)
+            return self._planes if own and rows and not op.kwargs else None
+        if op.key in {"aten.conv1d", "aten.batch_norm"}:
+            begins = op.key == "aten.conv1d" and own and _is_plain(op, metas)
+            follows = op.key == "aten.batch_norm" and names[0] in self._rows
+            return self._rows if begins or follows else None
+        if is_pointwise(op) and len({getattr(each, "shape", 0) for each in metas}) == 1:
+            if any(each in self._rows for each in names):
+                return self._rows
+            if any(each in self._planes for each in names):
+                return self._planes if all(map(self._has_rows, names)) else None
+        return None
 
     def _has_rows(self, name: str) -> bool:
         meta = self._new.metas[name]
@@ -80,62 +112,66 @@ class _Viewing:
             and (meta.dtype, meta.device) == kind
         )
 
-    def _is_behind(self, op: Op) -> bool:
-        """Whether it is element-wise, of values of one shape, one a linear layer's."""
-        names = [*op.operands(), op.name]
-        return (
-            is_pointwise(op)
-            and any(name in self._planes for name in names)
-            and all(map(self._has_rows, names))
-            and len({self._new.metas[name].shape for name in names}) == 1
-        )
-
-    def _put(self, op: Op) -> bool:
+    def _put(self, op: Op, views: dict[str, Ref]) -> bool:
         """The operator on views, and its result as it was; False if that lies
         otherwise."""
-        taken = mapped(
+        args, kwargs = mapped(
             (op.args, op.kwargs),
-            lambda ref: ref if ref.name in self._old.constants else self._view(op, ref),
+            lambda ref: (
+                ref if ref.name in self._old.constants else self._view(op, ref, views)
+            ),
         )
-        target = LINEAR if op.key == "aten.linear" else op.target
-        name = self._free(f"{op.name}_planes")
+        target = op.target
+        if op.key == "aten.linear":
+            target = LINEAR
+        elif op.key == "aten.conv1d":
+            target, args, kwargs = ROWS, _as_rows(op, args), {}
         try:
-            made = self._add(op, name, target, *taken[0], **taken[1])
-            self._back(op, made)
+            name = self._free(f"{op.name}_planes")
+            made = self._add(op, name, target, *args, **kwargs)
+            self._back(op, made, views)
         except ShapeError:
             return False
-        self._planes[op.name] = made
+        views[op.name] = made
         now, was = self._new.metas[op.name], self._old.metas[op.name]
-        return now.shape == was.shape and self._has_rows(op.name)
+        same = (
+            isinstance(now, Meta) and isinstance(was, Meta) and now.shape == was.shape
+        )
+        return same and (now.contiguous if views is self._planes else now == was)
 
-    def _view(self, op: Op, ref: Ref) -> Ref:
-        """A value (n, ..., c) as (n, c, h, w)."""
-        if ref.name not in self._planes:
-            name = self._free(f"{ref.name}_planes")
-            n, *rows, c = self._new.metas[ref.name].shape
-            if len(rows) == 2:
-                found = self._add(op, name, aten.permute.default, ref, [0, 3, 1, 2])
-            else:
-                if len(rows) > 1:
-                    size = [n, math.prod(rows), c]
-                    ref = self._add(op, f"{name}_flat", aten.view.default, ref, size)
-                turned = self._add(op, f"{name}_of", aten.transpose.int, ref, 1, 2)
-                found = self._add(op, name, aten.unsqueeze.default, turned, 2)
-            self._planes[ref.name] = found
-        return self._planes[ref.name]
+    def _view(self, op: Op, ref: Ref, views: dict[str, Ref]) -> Ref:
+        """A value (n, ..., c) or (n, c, w) as (n, c, h, w)."""
+        if ref.name in views:
+            return views[ref.name]
+        name = self._free(f"{ref.name}_planes")
+        n, *rows, c = self._new.metas[ref.name].shape
+        if views is self._rows:
+            found = self._add(op, name, aten.unsqueeze.default, ref, 2)
+        elif len(rows) == 2:
+            found = self._add(op, name, aten.permute.default, ref, [0, 3, 1, 2])
+        else:
+            flat = ref
+            if len(rows) > 1:
+                size = [n, math.prod(rows), c]
+                flat = self._add(op, f"{name}_flat", aten.view.default, ref, size)
+            turned = self._add(op, f"{name}_of", aten.transpose.int, flat, 1, 2)
+            found = self._add(op, name, aten.unsqueeze.default, turned, 2)
+        views[ref.name] = found
+        return found
 
-    def _back(self, op: Op, made: Ref) -> None:
+    def _back(self, op: Op, made: Ref, views: dict[str, Ref]) -> None:
         """The view that is the operator's result, under its name."""
         shape = self._old.metas[op.name].shape
-        if len(shape) == 4:
+        if views is self._rows:
+            self._add(op, op.name, aten.squeeze.dim, made, 2)
+        elif len(shape) == 4:
             self._add(op, op.name, aten.permute.default, made, [0, 2, 3, 1])
-            return
-        rows = self._add(op, f"{made.name}_rows", aten.squeeze.dim, made, 2)
-        if len(shape) == 3:
-            self._add(op, op.name, aten.transpose.int, rows, 1, 2)
         else:
-            flat = self._add(op, f"{made.name}_flat", aten.transpose.int, rows, 1, 2)
-            self._add(op, op.name, aten.view.default, flat, list(shape))
+            rows = self._add(op, f"{made.name}_rows", aten.squeeze.dim, made, 2)
+            turned = op.name if len(shape) == 3 else f"{made.name}_flat"
+            flat = self._add(op, turned, aten.transpose.int, rows, 1, 2)
+            if len(shape) > 3:
+                self._add(op, op.name, aten.view.default, flat, list(shape))
 
     def _add(
         self, of: Op, name: str, target: Any, *args: Argument, **kwargs: Argument
@@ -151,3 +187,33 @@ class _Viewing:
         while name in self._new.metas:
             name += "_"
         return name
+
+
+def _is_plain(op: Op, metas: list[Any]) -> bool:
+    """Whether a convolution of one dimension is of float32 batches on the CPU, with its
+    padding in numbers."""
+    given = [*op.args, *([None] * (7 - len(op.args)))]
+    padding = given[4]
+    kind: object = torch.float32, "cpu"
+    return (
+        not op.kwargs
+        and all(isinstance(each, Meta) for each in metas)
+        and all((each.dtype, each.device) == kind for each in metas)
+        and len(metas[0].shape) == 3
+        and 0 not in metas[0].shape
+        and min(metas[0].shape[2], metas[-1].shape[2]) > 1
+        and not isinstance(padding, str)
+    )
+
+
+def _as_rows(op: Op, args: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    """The arguments of ROWS; those of conv1d are of one dimension, and may be left
+    out."""
+    defaults: tuple[Argument, ...] = (None, None, None, 1, 0, 1, 1)
+    x, weight, bias, stride, padding, dilation, groups = (*args, *defaults[len(args) :])
+    numbers = [
+        each if isinstance(each, int) else each[0]
+        for each in (stride, padding, dilation)
+    ]
+    pairs = [[first, each] for first, each in zip((1, 0, 1), numbers, strict=True)]
+    return x, weight, bias, *pairs, groups

@@ -294,6 +294,7 @@ RULES: dict[str, Rule] = {
     "aten.convolution": convolution,
     "aten.linear": linear,
     "memplan.linear_of_planes": linear_of_planes,
+    "memplan.convolution_of_rows": conv2d,
     "aten.batch_norm": batch_norm,
     "aten.max_pool2d": pool2d("max"),
     "aten.avg_pool2d": pool2d("average"),

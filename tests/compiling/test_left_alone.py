@@ -72,7 +72,7 @@ def test_what_fails_in_an_arena_runs_as_it_was() -> None:
 
 
 def test_a_budget_that_is_kept_too_slowly_is_refused() -> None:
-    model, x = models.attention(tokens=256)
+    model, x = models.mlp()
     options = memplan.CompileOptions(max_slowdown=1e-6)
     with pytest.raises(NoPlanError, match="times as long") as caught:
         memplan.compile(model, x, "40%", options)

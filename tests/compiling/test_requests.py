@@ -130,7 +130,7 @@ def test_weights_are_packed_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bench, "seconds", lambda runs, **_: [1.0] * len(runs))
     few = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()).eval()
     many = nn.Sequential(nn.Conv2d(256, 256, 3), nn.ReLU()).eval()
-    given = memplan.CompileOptions(max_slowdown=1000.0, pack=False)
+    given = memplan.CompileOptions(max_slowdown=1000.0)
     found = memplan.compile(few, torch.randn(1, 4, 64, 64), options=given).memplan
     assert found.packed
     found = memplan.compile(many, torch.randn(1, 256, 8, 8), options=given).memplan

@@ -33,7 +33,10 @@ def scale_and_shift(weights: Weights, norm: Norm) -> tuple[torch.Tensor, torch.T
 
 
 def as_planes(weight: torch.Tensor) -> torch.Tensor:
-    """A weight (k, c, h, w): that of a linear layer (k, c) as one of a 1×1 kernel."""
+    """A weight (k, c, h, w): that of a linear layer (k, c) as one of a 1×1 kernel, and
+    of a convolution of one dimension (k, c, w) as one with a height of 1."""
+    if weight.dim() == 3:
+        return weight.unsqueeze(2)
     return weight if weight.dim() == 4 else weight[:, :, None, None]
 
 
