@@ -62,8 +62,9 @@ ORDERS = {
 @click.option(
     "--pack/--no-pack",
     default=None,
-    help="Run convolutions and layers around them as memplan's kernels, which keep the "
-    "weights in a layout of their own, too: faster, with smaller activations.  "
+    help="Run convolutions, linear layers and what surrounds them as memplan's kernels, "
+    "which keep the weights in a layout of their own, too: faster, with smaller "
+    "activations.  "
     "[default: where that takes no more memory than it saves]",
 )
 @click.option(
