@@ -62,8 +62,8 @@ ORDERS = {
 @click.option(
     "--pack/--no-pack",
     default=None,
-    help="Run convolutions, linear layers and what surrounds them as memplan's kernels, "
-    "which keep the weights in a layout of their own, too: faster, with smaller "
+    help="Run convolutions, linear layers and what surrounds them as memplan's "
+    "kernels, which keep the weights in a layout of their own, too: faster, with smaller "
     "activations.  "
     "[default: where that takes no more memory than it saves]",
 )
