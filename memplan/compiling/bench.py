@@ -57,9 +57,10 @@ class CompileOptions:
     layers and what surrounds them run as memplan's kernels, which keep the weights in a
     layout of their own beside the model's; that saves time and activations. None to do
     it where all that is kept then takes no more than the model's activations did.
-    reuse_outputs: lay results in the arena, too, so that a call asks the allocator for nothing. They stay
-    valid: an arena with results that the caller holds is not used. Where several
-    were held, all later calls copy theirs. progress: is told what is being done.
+    reuse_outputs: lay results in the arena, too, so that a call asks the allocator for
+    nothing. They stay valid: an arena with results that the caller holds is not used.
+    Where several were held, all later calls copy theirs. progress: is told what is
+    being done.
     portable: use nothing that `emit` cannot write: neither kernels of memplan's nor an
     allocator that serves what torch's kernels ask for. time_limit: seconds after which
     a search for loops ends; None to let it end by itself.
