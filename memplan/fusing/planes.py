@@ -51,6 +51,8 @@ def with_planes(program: Program, inference: Inference) -> Program:
 
     The steps are operators; names and values of those that are left are as before.
     """
+    if not any(isinstance(op, Op) and _begins(op, program) for op in program.ops):
+        return program
     return _Viewing(program, inference).all()
 
 
@@ -115,13 +117,12 @@ class _Viewing:
     def _put(self, op: Op, views: dict[str, Ref]) -> bool:
         """The operator on views, and its result as it was; False if that lies
         otherwise."""
-        args, kwargs = mapped(
-            (op.args, op.kwargs),
-            lambda ref: (
-                ref if ref.name in self._old.constants else self._view(op, ref, views)
-            ),
-        )
         target = op.target
+        given, rest = (op.args, op.kwargs), ()
+        if not is_pointwise(op):  # of a layer the weights stay as they are
+            given, rest = (op.args[:1], op.kwargs), op.args[1:]
+        args, kwargs = mapped(given, lambda ref: self._view(op, ref, views))
+        args = (*args, *rest)
         if op.key == "aten.linear":
             target = LINEAR
         elif op.key == "aten.conv1d":
@@ -187,6 +188,13 @@ class _Viewing:
         while name in self._new.metas:
             name += "_"
         return name
+
+
+def _begins(op: Op, program: Program) -> bool:
+    """Whether an operator may be the first on views."""
+    meta = program.metas[op.name]
+    wide = isinstance(meta, Meta) and len(meta.shape) > 2
+    return wide and op.key in {"aten.linear", "aten.conv1d"}
 
 
 def _is_plain(op: Op, metas: list[Any]) -> bool:

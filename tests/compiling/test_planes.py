@@ -167,6 +167,23 @@ def test_inputs_that_lie_otherwise(shape: tuple[int, ...]) -> None:
     check(Steps(["norm", "linear", "wide"], {2}, set()), shape, strided=True)
 
 
+def test_a_parameter_of_the_same_shape_is_added() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+            self.places = nn.Parameter(torch.randn(1, WIDTH, WIDTH))
+
+        def forward(self, x: Any) -> Any:
+            y = self.layer(x)
+            return y + self.places, (self.places * y.relu()).sum(1)
+
+    torch.manual_seed(0)
+    module, ready = check(Placed(), (1, WIDTH))
+    assert module.memplan.kernels >= 1
+    assert isinstance(ready.programs()[0], Prepared)
+
+
 def test_weights_may_change() -> None:
     torch.manual_seed(0)
     model = Steps(["linear"], set(), set())
