@@ -48,13 +48,7 @@ class Trial:
     seconds: float = float("inf")
 
 
-NO_MORE = 1.02  # times the model's own peak, above which it takes more
 SLACK = 1 << 20  # bytes more that are nothing to speak of
-
-
-def room(peak: int) -> int:
-    """Bytes that a fused network may take if the model takes `peak`."""
-    return int(peak * NO_MORE) + SLACK
 
 
 def noise_like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -188,10 +182,10 @@ class Compiler:
         return trial.engine if trial.error <= self.tolerance else None
 
     def _fastest(self) -> Trial | None:
-        """The fastest engine that is exact and takes no more memory than the model;
+        """The fastest engine that is exact and takes no more memory than allowed;
         without oneDNN, which needs scratch memory, if no engine with it does.
 
-        Raises InputError if all that are exact take more memory than the model.
+        Raises InputError if all that are exact take more memory than allowed.
         """
         every = self.options.kernels
         lean = tuple(each for each in every if each != "onednn")
@@ -247,13 +241,14 @@ class Compiler:
 
     def _is_lean(self, engine: Engine) -> bool:
         """Whether an engine takes no more memory than a stand-in's budget, or than the
-        model."""
+        options allow."""
         if not self.options.measure:
             return True
         run = partial(engine.run, self.builder.inputs)
         peak = activation_peak(run, self.device) + engine.arena.bytes
         own = self.model.budget() if isinstance(self.model, StandIn) else None
-        if peak <= (room(self.peak) if own is None else max(own, self.peak)):
+        room = int(self.peak * self.options.memory) + SLACK
+        if peak <= (room if own is None else max(own, self.peak)):
             return True
         self.least_bytes = min(self.least_bytes or peak, peak)
         return False

@@ -45,8 +45,10 @@ class FuseOptions:
     machine is taken. micro_batch: how many images go through the network at a time;
     None for the fastest of a few. max_steps: of a sequence of a stack, at most (the
     paper's strategies: 1, 5, None). tolerance: the largest relative error to the
-    model's own results. measure: whether the whole fused network is measured beside
-    the model, and given up where it takes longer, or more memory.
+    model's own results. memory: the most activations may take, with the arena, over
+    the model's; 1 MiB more always may. measure: whether the whole fused network is
+    measured beside the model, and given up where it saves no time or takes too much
+    memory.
     """
 
     joining: Joining = field(default_factory=Joining)
@@ -54,6 +56,7 @@ class FuseOptions:
     micro_batch: int | None = None
     max_steps: int | None = None
     tolerance: float = 1e-5
+    memory: float = 1.25
     measure: bool = True
 
     def __post_init__(self) -> None:
@@ -67,3 +70,5 @@ class FuseOptions:
                 raise UsageError(f"{name} is a positive number, not {value}")
         if not self.tolerance >= 0:  # NaN neither
             raise UsageError(f"tolerance is at least 0, not {self.tolerance}")
+        if not self.memory >= 0:
+            raise UsageError(f"memory is at least 0, not {self.memory}")

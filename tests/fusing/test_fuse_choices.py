@@ -126,15 +126,27 @@ def test_what_takes_longer_is_given_up_for_good(
 def test_what_takes_more_memory_is_given_up(
     no_decisions: Path, monkeypatch: pytest.MonkeyPatch, times: Times
 ) -> None:
-    peaks = iter([1 << 10])
+    x = torch.randn(1, 3, 8, 8)
+    for most in (FuseOptions().memory, 1.0 + (1 << 21)):
+        peaks = iter([1 << 10])
 
-    def peak(run: Callable[[], Any], _: str) -> int:
-        run()
-        return next(peaks, 1 << 30)
+        def peak(run: Callable[[], Any], _: str, peaks: Any = peaks) -> int:
+            run()
+            return next(peaks, 1 << 30)
 
-    monkeypatch.setattr(compiler, "activation_peak", peak)
-    with pytest.warns(UserWarning, match="times the memory"):
-        called(model_of(8), torch.randn(1, 3, 8, 8), FuseOptions())
+        monkeypatch.setattr(compiler, "activation_peak", peak)
+        if most < 2:
+            with pytest.warns(UserWarning, match="times the memory"):
+                called(model_of(8), x, FuseOptions(memory=most))
+        else:
+            times(1.0, 3.0)
+            (program,) = called(model_of(8), x, FuseOptions(memory=most)).programs()
+            assert isinstance(program, Prepared)
+
+
+def test_limits_of_memory_are_numbers() -> None:
+    with pytest.raises(UsageError, match="memory is at least 0"):
+        FuseOptions(memory=float("nan"))
 
 
 def test_a_model_is_not_compiled_while_a_profiler_runs(
