@@ -18,7 +18,7 @@ from memplan.compiling.fused import Fused
 from memplan.compiling.module import Compiled, Runner, tensors_of
 from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import LESS_SCRATCH, Choices, PackedTooMuchError
-from memplan.errors import MemplanError, UsageError
+from memplan.errors import InputError, MemplanError, UsageError
 from memplan.fusing.options import KERNELS, kernel_subsets
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Target
@@ -35,7 +35,7 @@ from memplan.graph.export import first_line
 from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
 from memplan.graph.nest import changed
 from memplan.graph.order import EFFORT
-from memplan.graph.program import Loop, Op, Program
+from memplan.graph.program import Loop, Meta, Op, Program
 from memplan.graph.script import NoTapeError
 from memplan.units import format_bytes
 
@@ -241,6 +241,9 @@ class Bench:
             reason = f"it has {refusal}, which a tape cannot hold"
             return self.unchanged(reason), False
         except Exception as failure:  # the model itself runs
+            metas = filter(lambda each: isinstance(each, Meta), program.metas.values())
+            if isinstance(failure, InputError) and not all(x.bytes for x in metas):
+                return self.unchanged("it has tensors without elements"), False
             return self.unchanged(f"{DEFECT}{first_line(failure)}"), False
         schedule = runner.schedule
         both = schedule.packed + schedule.flat.folded + schedule.plan.peak

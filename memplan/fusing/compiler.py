@@ -169,7 +169,13 @@ class Compiler:
             engine = trial.engine
             self.builder.write(engine.plan)
         names = dict.fromkeys(tensors(engine.nodes))
-        watch = Watch(original(self.model), names, self.numbers)
+        own = original(self.model)
+        known = {
+            *(name for name, _ in own.named_parameters(remove_duplicate=False)),
+            *(name for name, _ in own.named_buffers(remove_duplicate=False)),
+        }
+        read = [name for name in network.constants.values() if name in known]
+        watch = Watch(own, names, self.numbers, read)
         return Prepared(network, engine, watch, as_nested(self.expected))
 
     def _replayed(self) -> Engine | None:

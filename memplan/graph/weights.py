@@ -88,23 +88,30 @@ def hook_of(module: torch.nn.Module) -> str:
 class Watch:
     """A model's state when it was compiled: cheap to compare at every call.
 
-    names: of the tensors that were packed. numbers: that the model was exported with. A
-    change of a tensor in place is seen by its version, which every operation of torch
-    raises but for batch normalisation, which counts, and for writes through ``.data``
-    and NumPy; those are seen where they change the first element, or one in the middle,
-    of a buffer or a weight with dimensions. Other tensors, modules, attributes in a
-    place are seen by looking, and so are numbers, training mode and hooks.
+    names: of the tensors that were packed. numbers: that the model was exported with.
+    read: names of tensors that are read at each call, from one of the places where they
+    stand: what counts is whether they still stand in the others. A change of a packed
+    tensor in place is seen by its version, which every operation of torch raises but
+    for batch normalisation, which counts, and for writes through ``.data`` and NumPy;
+    those are seen where they change the first element, or one in the middle, of a
+    buffer or a weight with dimensions. Other tensors, modules, attributes in a place
+    are seen by looking, and so are numbers, training mode and hooks.
     """
 
     def __init__(
-        self, model: torch.nn.Module, names: Iterable[str], numbers: Numbers = NONE
+        self,
+        model: torch.nn.Module,
+        names: Iterable[str],
+        numbers: Numbers = NONE,
+        read: Iterable[str] = (),
     ) -> None:
         self._model, self._names = model, list(names)
-        self._numbers = numbers
+        self._numbers, self._read = numbers, list(read)
         self.settle()
         self._held = [_holder(model, name) for name in self._names]
         tensors = [held[name] for held, name in self._held]
-        self._ties = _ties(model, self._held)
+        others = [_holder(model, each) for each in self._read]
+        self._ties = _ties(model, [*self._held, *others])
         counted = [*self._held, *_counters(model, self._names)]
         self._rows = [_row(held, name) for held, name in counted]
         self._kinds = [Kind.of(each) for each in tensors]
@@ -124,7 +131,7 @@ class Watch:
 
     def again(self) -> Watch:
         """A watch of the same model's current state."""
-        return Watch(self._model, self._names, self._numbers)
+        return Watch(self._model, self._names, self._numbers, self._read)
 
     def other_number(self) -> str:
         """What has another value than the model was exported with; "" for nothing."""

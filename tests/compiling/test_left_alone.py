@@ -216,3 +216,13 @@ def test_bad_arguments() -> None:
         memplan.compile(model, x, "many")
     with pytest.raises(InputError, match="fails on these inputs"):
         memplan.compile(model, torch.randn(3, 3))
+
+
+def test_tensors_without_elements_are_no_defect() -> None:
+    model, x = perceptron()
+    plan = memplan.compile(model, x[:0], options=SLOW).memplan
+    assert plan.reason == "it has tensors without elements"
+    assert not plan.internal_errors
+    module = memplan.compile(model, x, options=SLOW)
+    with torch.no_grad(), pytest.warns(UserWarning, match="without elements"):
+        assert module(x[:0]).shape == model(x[:0]).shape

@@ -23,6 +23,7 @@ from torch import nn  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
 from memplan.fusing.fuse import fuse  # noqa: E402
 from memplan.fusing.module import PartlyFused  # noqa: E402
+from memplan.fusing.options import FuseOptions  # noqa: E402
 from memplan.fusing.prepared import Fallback, Prepared  # noqa: E402
 from memplan.graph import programs  # noqa: E402
 
@@ -492,3 +493,31 @@ def test_changes_and_shapes_without_end_cost_few_compilations(
         for turn in range(12):  # of modules
             model.scale = float(turn)
             agree(model, ready)
+
+
+class Tied(nn.Module):
+    """A table that is a weight, too; one of the two is all that torch reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        self.layer = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.head(nn.functional.silu(self.layer(self.table(x))))
+
+
+@pytest.mark.parametrize("name", ["table", "head"])
+def test_tensors_that_were_one_may_become_two(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Tied().eval(), torch.randint(0, 20, (4, 16))
+    ready = fuse(model, FuseOptions(measure=False))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), ready(x), rtol=1e-4, atol=1e-5)
+        assert isinstance(ready.programs()[0], Prepared)
+        getattr(model, name).weight = nn.Parameter(torch.randn(20, 8))
+        torch.testing.assert_close(model(x), ready(x), rtol=1e-4, atol=1e-5)
+        getattr(model, name).weight.mul_(2)
+        torch.testing.assert_close(model(x), ready(x), rtol=1e-4, atol=1e-5)
