@@ -230,7 +230,7 @@ def attentions(draw: st.DrawFn) -> Callable[..., Any]:
     return between
 
 
-@examples(10, attentions(), soak=200)
+@examples(5, attentions(), soak=200)
 def test_attention_with_any_steps(between: Callable[..., Any]) -> None:
     is_replaced(between)
 

@@ -217,7 +217,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@examples(8, models(12), soak=300)
+@examples(4, models(12), soak=300)
 def test_random_programs_as_written(made: Made) -> None:
     torch.manual_seed(0)
     model, x = Model(made).eval(), torch.randn(SHAPE).to(made.dtype)

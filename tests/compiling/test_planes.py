@@ -247,7 +247,8 @@ def test_a_weight_that_is_computed_stays_with_torch() -> None:
 
 
 @examples(
-    12,
+    6,
+    soak=200,
     names=st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=6),
     added=st.sets(st.integers(0, 5), max_size=3),
     kept=st.sets(st.integers(0, 5), max_size=2),
@@ -266,7 +267,8 @@ def test_random_networks(
 
 
 @examples(
-    8,
+    5,
+    soak=200,
     names=st.lists(st.sampled_from(sorted(SIGNALS)), min_size=1, max_size=5),
     added=st.sets(st.integers(0, 4), max_size=3),
     kept=st.sets(st.integers(0, 4), max_size=2),
