@@ -309,9 +309,9 @@ def _linear(to: Builder, op: Op) -> Ref | None:
     x, weight, *rest = op.args
     bias = rest[0] if rest else None
     meta: Meta = to.meta(x)
-    if len(meta.shape) < 2 or len(to.meta(weight).shape) != 2:
+    if not meta.shape or len(to.meta(weight).shape) != 2:
         return None
-    rows = _rows(to, op, x)
+    rows = _rows(to, op, x)  # of a vector, too, whose `out` torch would resize
     turned = to.add(op, f"{op.name}_t", aten.t.default, weight)
     if bias is None:
         product = to.add(op, f"{op.name}_mm", aten.mm.default, rows, turned)

@@ -350,3 +350,13 @@ def test_a_mask_that_is_known_is_not_made() -> None:
     assert plan.arena < 512 * 512 < plan.bytes_before  # bytes of the mask
     with torch.no_grad():
         torch.testing.assert_close(module(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_linear_layer_of_a_vector_is_no_trouble_to_torch() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 8)]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(64)
+    module = compiled(model, x)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # of results that torch resizes
+        assert torch.allclose(module(x), model(x), atol=1e-5)
