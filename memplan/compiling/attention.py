@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from memplan.chunking.masks import Masks
+from memplan.graph.build import Rewriter
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
-from memplan.graph.program import Argument, Op, Program, Ref, refs
+from memplan.graph.program import Argument, Op, Program, Ref
 
 aten = torch.ops.aten
 PRODUCTS = {"aten.matmul", "aten.bmm"}
@@ -49,13 +49,9 @@ class _Found:
 
 class _Rewriting:
     def __init__(self, program: Program, inference: Inference) -> None:
-        self._old, self._inference = program, inference
+        self._old, self._to = program, Rewriter(program, inference)
         self._makers = {op.name: op for op in program.ops if isinstance(op, Op)}
-        uses = [name for step in program.ops for name in step.operands()]
-        self._uses = Counter([*uses, *refs(program.outputs)])
         self._masks = Masks(program)
-        self._new = replace(program, ops=[], metas=dict(program.metas))
-        self._new.roots = dict(program.roots)
         self._copies: dict[str, Ref] = {}
 
     def all(self) -> Program:
@@ -66,14 +62,10 @@ class _Rewriting:
                 self._put(step, found)
                 changed = True
             elif changed and isinstance(step, Op):
-                self._add(step)  # its operands may lie otherwise
+                self._to.append(step)  # its operands may lie otherwise
             else:
-                self._new.ops.append(step)
-        return without_dead(self._new) if changed else self._old
-
-    def _add(self, op: Op) -> None:
-        self._inference.add(self._new, op)
-        self._new.ops.append(op)
+                self._to.keep(step)
+        return without_dead(self._to.program) if changed else self._old
 
     def _found(self, op: Op) -> _Found | None:
         """The attention whose last product `op` is, if it is one."""
@@ -99,7 +91,7 @@ class _Rewriting:
 
     def _own(self, ref: Argument) -> Op | None:
         """What makes a value that has one use."""
-        once = isinstance(ref, Ref) and self._uses[ref.name] == 1
+        once = isinstance(ref, Ref) and self._to.uses[ref.name] == 1
         return self._makers.get(ref.name) if once else None
 
     def _by_keys(self, op: Op) -> bool:
@@ -214,11 +206,11 @@ class _Rewriting:
         whole: tuple[Ref, ...] = ()
         for each, given, named in before:
             whole = (self._made(op, each, *whole, *given, **named),)
-        self._add(Op(op.name, target, (*whole, *args), kwargs, op.line))
+        self._to.end(op, target, *whole, *args, **kwargs)
 
     def _lowered(self, op: Op, mask: Ref, value: float, shows: bool) -> Ref:
         """A number where a mask is true, or where it `shows` nothing; 0 elsewhere."""
-        meta = self._new.metas[mask.name]
+        meta = self._to.meta(mask)
         dtype = self._old.metas[op.name].dtype
         if shows:
             mask = self._made(op, aten.logical_not.default, mask)
@@ -229,7 +221,7 @@ class _Rewriting:
     def _by_rows(self, op: Op, mask: Ref) -> Ref:
         """A mask as torch's operator reads it, which it would copy at each call: biases
         of positions are gathered with the heads last."""
-        if self._new.metas[mask.name].strides[-1] in (0, 1):
+        if self._to.meta(mask).strides[-1] in (0, 1):
             return mask
         if mask.name not in self._copies:
             rows = {"memory_format": torch.contiguous_format}
@@ -239,14 +231,10 @@ class _Rewriting:
 
     def _of_four(self, op: Op, ref: Ref) -> Ref:
         """A value with four dimensions."""
-        while len(self._new.metas[ref.name].shape) < 4:
+        while len(self._to.meta(ref).shape) < 4:
             ref = self._made(op, aten.unsqueeze.default, ref, 0)
         return ref
 
     def _made(self, op: Op, target: Any, *args: Argument, **kwargs: Argument) -> Ref:
         """What `target` makes, under a name of its own."""
-        name = f"{op.name}_{len(self._new.ops)}"
-        while name in self._new.metas:
-            name += "_"
-        self._add(Op(name, target, args, kwargs, op.line))
-        return Ref(name)
+        return self._to.add(op, f"{op.name}_part", target, *args, **kwargs)

@@ -6,21 +6,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from memplan.compiling.attention import FLOATS
+from memplan.graph.build import Rewriter
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
-from memplan.graph.program import Argument, Op, Program, Ref, is_pointwise, mapped, refs
+from memplan.graph.program import Argument, Op, Program, Ref, is_pointwise, mapped
 
 aten = torch.ops.aten
 LONGEST = 12  # operators in which a function is written
 CLOSE = 1e-7  # relative; float32 rounds by 6e-8
-FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
 def with_functions(program: Program, inference: Inference) -> Program:
@@ -63,6 +64,9 @@ KNOWN = (
 )
 
 
+FEW = (-1.5, 0.75, 2.5)  # numbers at which no two of them are the same
+
+
 @cache
 def _numbers() -> torch.Tensor:
     ordinary = torch.linspace(-12, 12, 2401, dtype=torch.float64)
@@ -71,22 +75,33 @@ def _numbers() -> torch.Tensor:
 
 
 @cache
-def _values(known: _Known) -> torch.Tensor:
-    return known.function(_numbers())
+def _few() -> tuple[torch.Tensor, list[tuple[_Known, list[float]]]]:
+    """A few numbers, and what each function makes of them."""
+    numbers = torch.tensor(FEW, dtype=torch.float64)
+    return numbers, [(each, each.function(numbers).tolist()) for each in KNOWN]
+
+
+def _known(source: str, ops: list[Op]) -> _Known | None:
+    """The function that operators compute of `source`."""
+    numbers, wanted = _few()
+    made = _made_of(source, ops, numbers).tolist()
+    for known, values in wanted:
+        if all(map(partial(math.isclose, rel_tol=2 * CLOSE), made, values)):
+            expected = known.function(_numbers())
+            found = _made_of(source, ops, _numbers())
+            if torch.allclose(found, expected, CLOSE, 1e-9, equal_nan=True):
+                return known
+    return None
 
 
 class _Rewriting:
     def __init__(self, program: Program, inference: Inference) -> None:
-        self._old, self._inference = program, inference
+        self._old, self._to = program, Rewriter(program, inference)
         self._places = {
             op.name: place
             for place, op in enumerate(program.ops)
             if isinstance(op, Op) and _is_plain(op)
         }
-        uses = [name for step in program.ops for name in step.operands()]
-        self._uses = Counter([*uses, *refs(program.outputs)])
-        self._new = replace(program, ops=[], metas=dict(program.metas))
-        self._new.roots = dict(program.roots)
 
     def all(self) -> Program:
         changed = False
@@ -98,19 +113,15 @@ class _Rewriting:
                     self._put(step, *found)
                     changed = True
             if found is None:
-                self._new.ops.append(step)
-        return without_dead(self._new) if changed else self._old
+                self._to.keep(step)
+        return without_dead(self._to.program) if changed else self._old
 
     def _found(self, last: Op) -> tuple[_Known, str] | None:
         """A function whose result `last` makes, and the value that it is of."""
         for source, ops in self._one_value(last):
-            if len(ops) > 1:
-                made = _made_of(source, ops)
-                for known in KNOWN:
-                    if torch.allclose(
-                        made, _values(known), rtol=CLOSE, atol=1e-9, equal_nan=True
-                    ):
-                        return known, source
+            known = _known(source, ops) if len(ops) > 1 else None
+            if known is not None:
+                return known, source
         return None
 
     def _one_value(self, last: Op) -> Iterator[tuple[str, list[Op]]]:
@@ -124,7 +135,7 @@ class _Rewriting:
             if len(used) == 1:
                 yield next(iter(used)), ops[::-1]
             latest = max(used, key=lambda name: self._places.get(name, -1))
-            if latest not in self._places or used[latest] != self._uses[latest]:
+            if latest not in self._places or used[latest] != self._to.uses[latest]:
                 return
             op = self._old.ops[self._places[latest]]
             assert isinstance(op, Op)
@@ -134,32 +145,20 @@ class _Rewriting:
 
     def _like(self, name: str, last: str) -> bool:
         one, other = self._old.metas[name], self._old.metas[last]
-        return one.dtype in FLOATS and (
-            one.shape,
-            one.dtype,
-            one.device,
-            one.strides,
-        ) == (other.shape, other.dtype, other.device, other.strides)
+        return one == other and one.dtype in FLOATS
 
     def _put(self, last: Op, known: _Known, source: str) -> None:
         """The operator, its result under the name of the last one's."""
         kwargs: dict[str, Argument] = {}
         if known.approximate is not None:
             kwargs["approximate"] = known.approximate
+        to, x = self._to, Ref(source)
         if known.scale == 1:
-            self._add(last, last.name, known.target, Ref(source), **kwargs)
+            to.end(last, known.target, x, **kwargs)
             return
-        names = [f"{last.name}_scaled", f"{last.name}_whole"]
-        self._add(last, names[0], aten.mul.Tensor, Ref(source), known.scale)
-        self._add(last, names[1], known.target, Ref(names[0]), **kwargs)
-        self._add(last, last.name, aten.div.Tensor, Ref(names[1]), known.scale)
-
-    def _add(
-        self, last: Op, name: str, target: Any, *args: Argument, **kwargs: Argument
-    ) -> None:
-        op = Op(name, target, args, kwargs, last.line)
-        self._inference.add(self._new, op)
-        self._new.ops.append(op)
+        scaled = to.add(last, f"{last.name}_scaled", aten.mul.Tensor, x, known.scale)
+        whole = to.add(last, f"{last.name}_whole", known.target, scaled, **kwargs)
+        to.end(last, aten.div.Tensor, whole, known.scale)
 
 
 def _is_plain(op: Op) -> bool:
@@ -172,9 +171,9 @@ def _is_plain(op: Op) -> bool:
     )
 
 
-def _made_of(source: str, ops: list[Op]) -> torch.Tensor:
-    """What operators make of the numbers in place of `source`."""
-    found = {source: _numbers()}
+def _made_of(source: str, ops: list[Op], numbers: torch.Tensor) -> torch.Tensor:
+    """What operators make of numbers in place of `source`."""
+    found = {source: numbers}
     for op in ops:
         args, kwargs = mapped(
             (op.args, op.kwargs),

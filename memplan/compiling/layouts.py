@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from memplan.chunking.region import dense_strides
-from memplan.compiling.passes import Builder, Flat
+from memplan.compiling.passes import Flat
+from memplan.graph.build import Builder
 from memplan.graph.execute import COPIES, writers
 from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.native import Assembled

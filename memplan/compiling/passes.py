@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from memplan.chunking.region import dense_strides
+from memplan.graph.build import Builder
 from memplan.graph.infer import Inference
 from memplan.graph.native import Assembled, Native
 from memplan.graph.nest import bytes_of, storages
@@ -49,49 +50,6 @@ class Flat:
     program: Program
     constants: dict[str, Tensor]
     folded: int = 0
-
-
-class Builder:
-    """Appends operators to a program, with shapes and aliases inferred."""
-
-    def __init__(self, source: Program, inference: Inference) -> None:
-        given = (*source.inputs, *source.constants)
-        metas = {name: source.metas[name] for name in given}
-        self.program = replace(
-            source,
-            ops=[],
-            constants=dict(source.constants),
-            metas=metas,
-            roots={name: name for name in given},
-            moving={},
-        )
-        self._inference = inference
-        self._names: dict[str, str] = {}
-
-    def add(
-        self, op: Op, name: str, target: Any, *args: Argument, **kwargs: Any
-    ) -> Ref:
-        """Append `target` on these arguments; `op` tells where it comes from."""
-        taken = self.program.metas
-        free = name
-        number = 0
-        while free in taken:
-            number += 1
-            free = f"{name}_{number}"
-        made = Op(free, target, args, kwargs, op.line)
-        self._inference.add(self.program, made)
-        self.program.ops.append(made)
-        return Ref(free)
-
-    def put(self, op: Op, meta: Meta) -> Ref:
-        """Append `op`, whose result has memory of its own, and this meta."""
-        self.program.metas[op.name] = meta
-        self.program.roots[op.name] = op.name
-        self.program.ops.append(op)
-        return Ref(op.name)
-
-    def meta(self, ref: Ref) -> Any:
-        return self.program.metas[ref.name]
 
 
 def unrolled(

@@ -3,18 +3,20 @@ convolutions of two: on views, so that nothing is moved."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from memplan.graph.build import Rewriter
 from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.lower import without_dead
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, is_pointwise, mapped
 
 aten = torch.ops.aten
+KIND: object = torch.float32, "cpu"  # of what kernels take
 _library = torch.library.Library("memplan", "FRAGMENT")
 _library.define("linear_of_planes(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 _library.define(
@@ -58,10 +60,7 @@ def with_planes(program: Program, inference: Inference) -> Program:
 
 class _Viewing:
     def __init__(self, program: Program, inference: Inference) -> None:
-        self._old, self._inference = program, inference
-        self._new = replace(program, ops=[], metas=dict(program.metas))
-        self._new.roots = dict(program.roots)
-        self._new.modules = dict(program.modules)
+        self._old, self._to = program, Rewriter(program, inference)
         # Of values, by their names: views whose channels are moved, and others'.
         self._planes: dict[str, Ref] = {}
         self._rows: dict[str, Ref] = {}
@@ -70,29 +69,23 @@ class _Viewing:
         for step in self._old.ops:
             assert isinstance(step, Op)
             views = self._views_of(step)
-            if views is not None:
-                kept, before = list(self._new.ops), dict(views)
-                if self._put(step, views):
-                    continue
-                self._new.ops = kept
-                views.clear()
-                views.update(before)
-            # What it takes may lie in another storage now.
-            self._inference.add(self._new, step)
-            self._new.ops.append(step)
-        return without_dead(self._new) if self._planes or self._rows else self._old
+            if views is None or not self._put(step, views):
+                self._to.append(step)  # what it takes may lie in another storage now
+        if not (self._planes or self._rows):
+            return self._old
+        return without_dead(self._to.program)
 
     def _views_of(self, op: Op) -> dict[str, Ref] | None:
         """The views that an operator is to run on; None if on none."""
         names = [*op.operands(), op.name]
         weights = [each.name for each in op.args[1:] if isinstance(each, Ref)]
         own = all(name in self._old.constants for name in weights)
-        metas = [self._new.metas[name] for name in names]
+        metas = [self._to.program.metas[name] for name in names]
         if op.key == "aten.linear":
             rows = self._has_rows(names[0]) and self._has_rows(op.name)
             return self._planes if own and rows and not op.kwargs else None
         if op.key in {"aten.conv1d", "aten.batch_norm"}:
-            begins = op.key == "aten.conv1d" and own and _is_plain(op, metas)
+            begins = op.key == "aten.conv1d" and own and _is_of_batches(op, metas)
             follows = op.key == "aten.batch_norm" and names[0] in self._rows
             return self._rows if begins or follows else None
         if is_pointwise(op) and len({getattr(each, "shape", 0) for each in metas}) == 1:
@@ -103,20 +96,21 @@ class _Viewing:
         return None
 
     def _has_rows(self, name: str) -> bool:
-        meta = self._new.metas[name]
-        kind: object = torch.float32, "cpu"
+        meta = self._to.program.metas[name]
         return (
             isinstance(meta, Meta)
             and len(meta.shape) > 2
             and math.prod(meta.shape[1:-1]) > 1  # how vectors lie is nobody's choice
             and 0 not in meta.shape
             and meta.contiguous
-            and (meta.dtype, meta.device) == kind
+            and (meta.dtype, meta.device) == KIND
         )
 
     def _put(self, op: Op, views: dict[str, Ref]) -> bool:
         """The operator on views, and its result as it was; False if that lies
-        otherwise."""
+        otherwise, and nothing is put."""
+        ops = self._to.program.ops
+        steps, known = len(ops), len(views)
         target = op.target
         given, rest = (op.args, op.kwargs), ()
         if not is_pointwise(op):  # of a layer the weights stay as they are
@@ -126,68 +120,55 @@ class _Viewing:
         if op.key == "aten.linear":
             target = LINEAR
         elif op.key == "aten.conv1d":
-            target, args, kwargs = ROWS, _as_rows(op, args), {}
-        try:
-            name = self._free(f"{op.name}_planes")
-            made = self._add(op, name, target, *args, **kwargs)
+            target, args, kwargs = ROWS, _as_rows(args), {}
+        with contextlib.suppress(ShapeError):
+            made = self._to.add(op, f"{op.name}_planes", target, *args, **kwargs)
             self._back(op, made, views)
-        except ShapeError:
-            return False
-        views[op.name] = made
-        now, was = self._new.metas[op.name], self._old.metas[op.name]
-        same = (
-            isinstance(now, Meta) and isinstance(was, Meta) and now.shape == was.shape
-        )
-        return same and (now.contiguous if views is self._planes else now == was)
+            now, was = self._to.meta(Ref(op.name)), self._old.metas[op.name]
+            moved = isinstance(now, Meta) and now.contiguous and views is self._planes
+            if now == was or (moved and now.shape == was.shape):
+                views[op.name] = made
+                return True
+        del ops[steps:]
+        for name in [*views][known:]:
+            del views[name]
+        return False
 
     def _view(self, op: Op, ref: Ref, views: dict[str, Ref]) -> Ref:
         """A value (n, ..., c) or (n, c, w) as (n, c, h, w)."""
         if ref.name in views:
             return views[ref.name]
-        name = self._free(f"{ref.name}_planes")
-        n, *rows, c = self._new.metas[ref.name].shape
+        to, name = self._to, f"{ref.name}_planes"
+        n, *rows, c = to.meta(ref).shape
         if views is self._rows:
-            found = self._add(op, name, aten.unsqueeze.default, ref, 2)
+            found = to.add(op, name, aten.unsqueeze.default, ref, 2)
         elif len(rows) == 2:
-            found = self._add(op, name, aten.permute.default, ref, [0, 3, 1, 2])
+            found = to.add(op, name, aten.permute.default, ref, [0, 3, 1, 2])
         else:
             flat = ref
             if len(rows) > 1:
                 size = [n, math.prod(rows), c]
-                flat = self._add(op, f"{name}_flat", aten.view.default, ref, size)
-            turned = self._add(op, f"{name}_of", aten.transpose.int, flat, 1, 2)
-            found = self._add(op, name, aten.unsqueeze.default, turned, 2)
+                flat = to.add(op, f"{name}_flat", aten.view.default, ref, size)
+            turned = to.add(op, f"{name}_of", aten.transpose.int, flat, 1, 2)
+            found = to.add(op, name, aten.unsqueeze.default, turned, 2)
         views[ref.name] = found
         return found
 
     def _back(self, op: Op, made: Ref, views: dict[str, Ref]) -> None:
         """The view that is the operator's result, under its name."""
-        shape = self._old.metas[op.name].shape
+        to, shape = self._to, self._old.metas[op.name].shape
         if views is self._rows:
-            self._add(op, op.name, aten.squeeze.dim, made, 2)
+            to.end(op, aten.squeeze.dim, made, 2)
         elif len(shape) == 4:
-            self._add(op, op.name, aten.permute.default, made, [0, 2, 3, 1])
+            to.end(op, aten.permute.default, made, [0, 2, 3, 1])
         else:
-            rows = self._add(op, f"{made.name}_rows", aten.squeeze.dim, made, 2)
-            turned = op.name if len(shape) == 3 else f"{made.name}_flat"
-            flat = self._add(op, turned, aten.transpose.int, rows, 1, 2)
-            if len(shape) > 3:
-                self._add(op, op.name, aten.view.default, flat, list(shape))
-
-    def _add(
-        self, of: Op, name: str, target: Any, *args: Argument, **kwargs: Argument
-    ) -> Ref:
-        op = Op(name, target, args, kwargs, of.line)
-        self._inference.add(self._new, op)
-        self._new.ops.append(op)
-        if of.name in self._old.modules:
-            self._new.modules[name] = self._old.modules[of.name]
-        return Ref(name)
-
-    def _free(self, name: str) -> str:
-        while name in self._new.metas:
-            name += "_"
-        return name
+            rows = to.add(op, f"{made.name}_rows", aten.squeeze.dim, made, 2)
+            if len(shape) == 3:
+                to.end(op, aten.transpose.int, rows, 1, 2)
+            else:
+                name = f"{made.name}_flat"
+                flat = to.add(op, name, aten.transpose.int, rows, 1, 2)
+                to.end(op, aten.view.default, flat, list(shape))
 
 
 def _begins(op: Op, program: Program) -> bool:
@@ -197,16 +178,15 @@ def _begins(op: Op, program: Program) -> bool:
     return wide and op.key in {"aten.linear", "aten.conv1d"}
 
 
-def _is_plain(op: Op, metas: list[Any]) -> bool:
+def _is_of_batches(op: Op, metas: list[Any]) -> bool:
     """Whether a convolution of one dimension is of float32 batches on the CPU, with its
     padding in numbers."""
     given = [*op.args, *([None] * (7 - len(op.args)))]
     padding = given[4]
-    kind: object = torch.float32, "cpu"
     return (
         not op.kwargs
         and all(isinstance(each, Meta) for each in metas)
-        and all((each.dtype, each.device) == kind for each in metas)
+        and all((each.dtype, each.device) == KIND for each in metas)
         and len(metas[0].shape) == 3
         and 0 not in metas[0].shape
         and min(metas[0].shape[2], metas[-1].shape[2]) > 1
@@ -214,7 +194,7 @@ def _is_plain(op: Op, metas: list[Any]) -> bool:
     )
 
 
-def _as_rows(op: Op, args: tuple[Argument, ...]) -> tuple[Argument, ...]:
+def _as_rows(args: tuple[Argument, ...]) -> tuple[Argument, ...]:
     """The arguments of ROWS; those of conv1d are of one dimension, and may be left
     out."""
     defaults: tuple[Argument, ...] = (None, None, None, 1, 0, 1, 1)

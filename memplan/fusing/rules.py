@@ -97,17 +97,16 @@ class Call:
         )
 
 
+def linear_of_planes(call: Call) -> None:
+    call.planes()
+    call.convolution((0, 0))
+
+
 def linear(call: Call) -> None:
     meta = call.meta(call.x)
     if meta is None or len(meta.shape) != 2:
         raise UnsupportedError("its input does not have the shape (n, c)")
-    call.planes()
-    call.convolution((0, 0))
-
-
-def linear_of_planes(call: Call) -> None:
-    call.planes()
-    call.convolution((0, 0))
+    linear_of_planes(call)
 
 
 def conv2d(call: Call) -> None:
