@@ -332,10 +332,11 @@ def emitted(module: Chunked, name: str) -> str:
             "only a model that is exported whole and runs in chunks can be written as "
             f"one module, and here {why}" + (f": {reason}" if reason else "")
         )
+    from memplan.graph.weights import places  # loads torch
+
     program = whole.program
     model = module.model
-    own = {*dict(model.named_parameters(remove_duplicate=False))}
-    own |= {*dict(model.named_buffers(remove_duplicate=False))}
+    own = places(model)
     inputs = [f"{key}: {_described(program.metas[key])}" for key in program.inputs]
     results = len(list(refs(program.outputs)))
     lines = [

@@ -33,7 +33,7 @@ from memplan.graph.infer import Inference
 from memplan.graph.measure import activation_peak
 from memplan.graph.nest import as_nested, leaves_of, unknown
 from memplan.graph.standin import StandIn, original
-from memplan.graph.weights import Watch, has_hooks
+from memplan.graph.weights import Watch, has_hooks, places
 
 COARSER = 1e-5  # a tolerance above it is of results in 16 bits
 
@@ -63,7 +63,7 @@ def varied(value: torch.Tensor) -> bool:
     return len(flat) > 1 and bool((flat != flat[0]).any())
 
 
-SLOWER = "fusing saves too little time"
+NOT_WORTH_IT = "fusing saves too little time"
 CLOSE = 1.05  # ratio of times below which single runs do not decide
 NO_GAIN = 0.98  # times the model's own time, above which fusing does not pay
 
@@ -128,7 +128,7 @@ class Compiler:
             self.arena_pool,
         )
         if self.builder.plan == MODEL_IS_FASTER:
-            return Fallback(f"{SLOWER}, by an earlier measurement", network)
+            return Fallback(f"{NOT_WORTH_IT}, by an earlier measurement", network)
         return self._chosen(network)
 
     def _run_on_noise(self) -> None:
@@ -165,15 +165,12 @@ class Compiler:
             if longer > NO_GAIN:
                 self.builder.write(MODEL_IS_FASTER)
                 times = f"{longer:.2f} times as long"
-                return Fallback(f"{SLOWER}: it takes {times}", network)
+                return Fallback(f"{NOT_WORTH_IT}: it takes {times}", network)
             engine = trial.engine
             self.builder.write(engine.plan)
         names = dict.fromkeys(tensors(engine.nodes))
         own = original(self.model)
-        known = {
-            *(name for name, _ in own.named_parameters(remove_duplicate=False)),
-            *(name for name, _ in own.named_buffers(remove_duplicate=False)),
-        }
+        known = places(own)
         read = [name for name in network.constants.values() if name in known]
         watch = Watch(own, names, self.numbers, read)
         return Prepared(network, engine, watch, as_nested(self.expected))

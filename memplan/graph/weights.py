@@ -85,6 +85,12 @@ def hook_of(module: torch.nn.Module) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def places(model: torch.nn.Module) -> set[str]:
+    """The paths of parameters and buffers, of one tensor all that it has."""
+    own = {*dict(model.named_parameters(remove_duplicate=False))}
+    return own | {*dict(model.named_buffers(remove_duplicate=False))}
+
+
 class Watch:
     """A model's state when it was compiled: cheap to compare at every call.
 

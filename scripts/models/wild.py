@@ -66,16 +66,18 @@ def _video() -> nn.Module:
 
 def edsr() -> nn.Module:
     """Eight blocks of 64 channels that double a picture (Lim et al., 2017)."""
-    block = [nn.Conv2d(64, 64, 3, 1, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, 1, 1)]
+
+    def convolution(before: int, after: int) -> nn.Module:
+        return nn.Conv2d(before, after, 3, 1, 1)
+
+    def block() -> nn.Module:
+        return Sum(convolution(64, 64), nn.ReLU(), convolution(64, 64))
+
     return nn.Sequential(
-        nn.Conv2d(3, 64, 3, 1, 1),
-        *(Sum(*map(_again, block)) for _ in range(8)),
-        *(nn.Conv2d(64, 256, 3, 1, 1), nn.PixelShuffle(2), nn.Conv2d(64, 3, 3, 1, 1)),
+        convolution(3, 64),
+        *(block() for _ in range(8)),
+        *(convolution(64, 256), nn.PixelShuffle(2), convolution(64, 3)),
     )
-
-
-def _again(layer: nn.Module) -> nn.Module:
-    return nn.ReLU() if isinstance(layer, nn.ReLU) else nn.Conv2d(64, 64, 3, 1, 1)
 
 
 def dncnn() -> nn.Module:
