@@ -63,8 +63,8 @@ ORDERS = {
     "--pack/--no-pack",
     default=None,
     help="Run convolutions, linear layers and what surrounds them as memplan's "
-    "kernels, which keep the weights in a layout of their own, too: faster, with "
-    "smaller activations.  "
+    "kernels, which keep the weights in a layout of their own, too; mostly faster, and "
+    "for convolutions with smaller activations.  "
     "[default: where that takes no more memory than it saves]",
 )
 @click.option(

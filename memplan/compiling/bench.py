@@ -55,7 +55,7 @@ class CompileOptions:
     max_slowdown: the largest accepted ratio of the compiled module's time to the
     model's; None for 1.02, or 1.1 with a budget. pack: whether convolutions, linear
     layers and what surrounds them run as memplan's kernels, which keep the weights in a
-    layout of their own beside the model's; that saves time and activations. None to do
+    layout of their own beside the model's; that mostly saves time. None to do
     it where all that is kept then takes no more than the model's activations did.
     reuse_outputs: lay results in the arena, too, so that a call asks the allocator for
     nothing. They stay valid: an arena with results that the caller holds is not used.
