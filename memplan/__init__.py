@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memplan.compiling.compile import compile as compile  # noqa: A004
     from memplan.compiling.compile import compile_front as compile_front
     from memplan.compiling.emit import emit as emit
+    from memplan.compiling.fuse import fuse as fuse
     from memplan.compiling.levels import compile_levels as compile_levels
     from memplan.compiling.report import CompilePlan as CompilePlan
     from memplan.core.plan import Plan as Plan
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from memplan.core.planfile import write_plan as write_plan
     from memplan.core.problem import Problem as Problem
     from memplan.core.verify import verify as verify
-    from memplan.fusing.fuse import fuse as fuse
     from memplan.fusing.options import FuseOptions as FuseOptions
     from memplan.plotting.timeline import plot as plot
     from memplan.recording.boundary import interrupt as interrupt
@@ -70,7 +70,7 @@ _HOMES = {
     "diff": "memplan.reporting.diff",
     "emit": "memplan.compiling.emit",
     "estimate": "memplan.reporting.estimate",
-    "fuse": "memplan.fusing.fuse",
+    "fuse": "memplan.compiling.fuse",
     "interrupt": "memplan.recording.boundary",
     "live_at": "memplan.reporting.live",
     "plot": "memplan.plotting.timeline",

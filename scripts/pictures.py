@@ -78,6 +78,12 @@ def fusing_stacks(output: Path, folder: Path) -> None:
     memplan(f"fuse --force {folder}/squeezenet.py:model --plot {picture}")
 
 
+def compiling_levels(output: Path, folder: Path) -> None:
+    """Live bytes of a U-Net's arena, after each pass."""
+    options = f"--budget 40% --levels --threads 1 --plot {output}/compiling-levels.svg"
+    memplan(f"compile --force scripts/models/unet.py:factory {options}")
+
+
 def blocking(output: Path, folder: Path) -> None:
     """Figures 3 to 9 of A Systematic Approach to Blocking Convolutional Neural Networks
     (Yang et al., 2016) by memplan's model, and the tables of their page."""
@@ -95,6 +101,7 @@ PICTURES: dict[str, Callable[[Path, Path], None]] = {
     "report": report,
     "chunking": chunking,
     "fusing-stacks": fusing_stacks,
+    "compiling-levels": compiling_levels,
     "blocking": blocking,
 }
 

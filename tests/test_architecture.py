@@ -53,7 +53,7 @@ ROOMS: dict[str, set[str]] = {
     "graph": BASE | {"core", "native"},
     "toolchain": set(GROUND),
     "chunking": BASE | {"graph"},
-    "fusing": BASE | {"graph", "toolchain", "native"} | {"core", "solving"},
+    "fusing": BASE | {"graph", "toolchain", "native"},
     # The allocator's shim is installed as for a recording.
     "compiling": BASE | {"core", "solving", "graph", "chunking", "fusing", "recording"},
     "blocking": BASE | {"native", "toolchain", "graph"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import linecache
 import math
-import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -274,39 +273,6 @@ def compiled(
     exec(compile(text, file, "exec"), namespace)  # our own text, never a file's
     forward: Callable[..., tuple[object, ...]] = namespace["forward"]
     return forward
-
-
-def with_called_loops(program: Program) -> Program:
-    """The program with each loop as an operator, a function that takes what the loop
-    takes and returns what it makes, in memory of its own."""
-    ops: list[Step] = []
-    for step in program.ops:
-        if isinstance(step, Op):
-            ops.append(step)
-            continue
-        outputs = [replace(each, into=None) for each in step.outputs]
-        loop, made = replace(step, outputs=outputs), results(step)
-        names = loop.operands()
-        given = tuple(map(Ref, names))
-        alone = replace(
-            program, inputs=names, constants={}, ops=[loop], outputs=[*map(Ref, made)]
-        )
-        run = compiled(source(alone, loop.name), loop.name)
-        if len(made) == 1:
-            ops.append(Op(made[0], _called(run, True), given, line=step.line))
-            continue
-        ops.append(Op(step.name, _called(run, False), given, line=step.line))
-        for i, name in enumerate(made):
-            ops.append(Op(name, operator.getitem, (Ref(step.name), i), line=step.line))
-    return replace(program, ops=ops)
-
-
-def _called(run: Callable[..., Any], single: bool) -> Callable[..., object]:
-    def loop(*values: object) -> object:
-        found = run(values, {})
-        return found[0] if single else tuple(found)
-
-    return loop
 
 
 def failed_statement(error: BaseException, names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from memplan.chunking.canonical import rejoined
-from memplan.chunking.code import compiled, source, with_called_loops
+from memplan.chunking.code import compiled, source
 from memplan.chunking.plan import ChunkPlan
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Form, Inputs, Signature, order_of
@@ -208,8 +208,7 @@ class Chunked(StandIn):
             raise InputError("parts of it run by memplan.chunk already")
         if reason := chunk.outdated():
             raise InputError(f"{reason}; chunk it again")
-        program = with_called_loops(chunk.program)
-        return replace(chunk.target, module=self.model, program=program)
+        return replace(chunk.target, module=self.model, program=chunk.program)
 
     def budget(self) -> int | None:
         return self.memplan.budget_bytes if self.chunks else None

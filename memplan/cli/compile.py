@@ -85,6 +85,12 @@ ORDERS = {
     help="List what each pass brought: order, overwriting, kernels, loops.",
 )
 @click.option(
+    "--plot",
+    type=arguments.OutputFile(arguments.BY_SUFFIX),
+    help="Draw live bytes over the schedule after each pass, with --levels: .png, .svg "
+    "or .pdf.",
+)
+@click.option(
     "--emit",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.py",
@@ -92,7 +98,7 @@ ORDERS = {
     "weights beside it as FILE.pt. It goes without memplan's kernels.",
 )
 @arguments.output("Write the arena's plan to this file; - is standard output.")
-@arguments.force("an existing plan")
+@arguments.force("existing files")
 @arguments.json_
 @arguments.threads("Number of threads that torch uses.")
 @click.option(
@@ -109,6 +115,7 @@ def command(
     reuse_outputs: bool,
     front: bool,
     levels: bool,
+    plot: Path | None,
     emit: Path | None,
     output: Path | None,
     force: bool,
@@ -138,8 +145,9 @@ def command(
     if emit is not None:
         kinds = {"--pack": pack, "--reuse-outputs": reuse_outputs, "--levels": levels}
         _check_alone("--emit writes what runs without memplan", kinds)
-    for path in _files(emit, output):
-        refuse_overwrite(path, force)
+    if plot is not None and not levels:
+        raise click.UsageError("--plot draws what --levels lists; add --levels")
+    _check_targets(emit, output, plot, force)
     with model.made("compile", "compiling", "compiled") as (module, inputs, progress):
         from memplan.compiling import compile as compiling
         from memplan.compiling import emit as emitting
@@ -172,6 +180,7 @@ def command(
         _defects(plan)
         _emitted(emitted)
     _write_plan(plan, emit, output)
+    _draw(type(module).__name__, steps, plot, force)
 
 
 def _write_plan(plan: CompilePlan, emit: Path | None, output: Path | None) -> None:
@@ -270,6 +279,31 @@ def _levels(levels: Sequence[Level]) -> None:
         rows.append([level.name, format_bytes(plan.bytes_after), *figures])
     columns = ("", "activations", "share", "requests", "time")
     show.table("each pass on top of those above it", columns, rows)
+
+
+def _check_targets(
+    emit: Path | None, output: Path | None, plot: Path | None, force: bool
+) -> None:
+    """Raise UsageError for files that cannot be written, or exist."""
+    for path in _files(emit, output):
+        refuse_overwrite(path, force)
+    if plot is not None:
+        from memplan.plotting.save import check_target
+
+        check_target(plot, force=force)
+
+
+def _draw(name: str, found: Sequence[Level], path: Path | None, force: bool) -> None:
+    """Draw what each pass brought, if that was asked."""
+    if path is None:
+        return
+    from memplan.plotting.levels import Drawn, levels
+    from memplan.plotting.save import save
+
+    plans = [(each.name, each.plan) for each in found]
+    drawn = [Drawn(n, p.plan, p.bytes_after) for n, p in plans if p.plan is not None]
+    save(levels(drawn, found[0].plan.bytes_before, name), path, force=force)
+    show.note(f"drew {path}")
 
 
 def _defects(found: Front | CompilePlan) -> None:

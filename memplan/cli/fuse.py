@@ -41,8 +41,8 @@ from memplan.fusing.options import FuseOptions
         "--micro-batch",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Number of images that run through the network at a time.  [default: the "
-        "fastest]",
+        help="Largest number of images that run through the network at a time.  "
+        "[default: the fastest]",
     ),
     click.option(
         "--max-steps",
@@ -90,7 +90,7 @@ def command(
         check_target(plot, force=force)
     with model.made("fuse", "fusing", "fused") as (module, inputs, _):
         from memplan.cli import fuse_report
-        from memplan.fusing.examine import examine
+        from memplan.compiling.examine import examine
 
         found = examine(module, inputs, replace(options, measure=not keep_slower))
     for line in found.warnings:

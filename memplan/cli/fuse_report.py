@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import show
 from memplan.cli.chunk_report import place
+from memplan.compiling.examine import Examined
+from memplan.compiling.summary import Part, Run
 from memplan.fusing.collapse import pools_of, sizes
-from memplan.fusing.examine import Examined
 from memplan.fusing.layers import Layer
-from memplan.fusing.summary import Part, Run
 from memplan.units import format_bytes, format_seconds
 from memplan.version import __version__
 
@@ -79,10 +79,8 @@ def _part_facts(part: Part, named: bool) -> list[tuple[str, str]]:
         kernels = ", ".join(f"{each} {name}" for name, each in part.kernels.items())
         rows.append(("convolutions", f"{became['convolution']}: {kernels}"))
     if part.running:
-        by_torch = sum(each.by == "torch" for each in part.running)
-        torch = f", {by_torch} of them run by torch" if by_torch else ""
         many = f"{len(part.running):,} with {_inside(part.running)}"
-        rows.append(("stacks", many + torch))
+        rows.append(("stacks", many))
     if part.at_a_time < part.images:
         rows.append(("images", f"{part.at_a_time} at a time, of {part.images}"))
     least = ", equal to the lower bound" if part.arena == part.bound else ""
@@ -225,8 +223,7 @@ def _stack(number: int, run: Run, names: dict[str, str], limit: int) -> Iterator
     first, last = names[run.layers[0]], names[run.layers[-1]]
     span = first if len(run.layers) == 1 else f"{first} … {last}"
     shape = "×".join(map(str, run.shape))
-    by = ", by torch" if run.by == "torch" else ""
-    yield f"  {number}. {span}: {shape}, {_inside([run])}{by}"
+    yield f"  {number}. {span}: {shape}, {_inside([run])}"
     height, width = run.shape[2:]
     for sequence in run.stack.sequences:
         after = sizes(pools_of(sequence.steps), height, width)[-1]

@@ -12,8 +12,8 @@ import torch
 
 from memplan.compiling.bench import CompileOptions
 from memplan.compiling.compile import compile as compiled
+from memplan.compiling.fuse import fuse
 from memplan.errors import MemplanError
-from memplan.fusing.fuse import fuse
 from memplan.graph.standin import frames_to_caller
 
 # How torch.compile names what it lifts out of a model and hands in as arguments.

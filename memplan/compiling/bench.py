@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,12 +15,13 @@ from torch import nn
 
 from memplan.chunking.options import check_slowdown
 from memplan.chunking.search import Trial
-from memplan.compiling.fused import Fused
+from memplan.compiling.batches import InBatches
+from memplan.compiling.kernels import Kernel
 from memplan.compiling.module import Compiled, Runner, tensors_of
 from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import LESS_SCRATCH, Choices, PackedTooMuchError
 from memplan.errors import InputError, MemplanError, UsageError
-from memplan.fusing.options import KERNELS, kernel_subsets
+from memplan.fusing.options import KERNELS, FuseOptions, kernel_subsets
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Target
 from memplan.graph.check import (
@@ -30,17 +32,21 @@ from memplan.graph.check import (
     tolerance_of,
     undone,
 )
-from memplan.graph.clock import seconds
+from memplan.graph.clock import LONG, seconds, timed
 from memplan.graph.export import first_line
-from memplan.graph.measure import MEMORY, Run, activation_peak, events_of
+from memplan.graph.measure import footprint
 from memplan.graph.nest import changed
 from memplan.graph.order import EFFORT
 from memplan.graph.program import Loop, Meta, Op, Program
 from memplan.graph.script import NoTapeError
+from memplan.graph.standin import StandIn
 from memplan.units import format_bytes
 
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
 LEAST = 1  # byte: a room with less than which no operator makes do
+NO_GAIN = 0.98  # times the model's own time, above which fusing does not pay
+COARSER = 1e-5  # a tolerance above it is of results in 16 bits
+SLACK = 1 << 20  # bytes more of a fused model that are nothing to speak of
 PAGE = 4096  # bytes of growth that are nothing to speak of
 SMALL = 1 << 16  # bytes of constants, computed once, that are nothing to speak of
 PATIENT = 1.5  # seconds of a second measurement
@@ -84,18 +90,25 @@ class CompileOptions:
 class Bench:
     """Makes modules of programs of one model, and measures them.
 
-    before: bytes that the model needs. target: the exported model. slowest: the largest
-    accepted ratio of times. plans: all that were measured. loops: of the modules that
-    have any. internal_errors: how many sets of kernels or modules each defect dropped.
+    before, requests: bytes that the model needs, and how often it asks for some.
+    target: the exported model. slowest: the largest accepted ratio of times. plans: all
+    that were measured. loops: of the modules that have any. internal_errors: how many
+    sets of kernels or modules each defect dropped.
     """
 
     before: int
+    requests: int
     target: Target
     slowest: float
 
     def __init__(
-        self, model: nn.Module, inputs: object, options: CompileOptions | None
+        self,
+        model: nn.Module,
+        inputs: object,
+        options: CompileOptions | None,
+        fusing: FuseOptions | None = None,
     ) -> None:
+        """fusing: the options of `fuse`, where that is what is done."""
         if not isinstance(model, nn.Module):
             kind = type(model).__name__
             raise UsageError(f"the model must be an nn.Module, not {kind}")
@@ -113,12 +126,21 @@ class Bench:
         self.model = model
         self.inputs = Signature().arranged(model, given.args, given.kwargs)
         self.progress, self.options = aloud(options.progress), options
+        self.fusing = fusing
         self.kernels: list[tuple[str, ...]] = []  # sets to try, the last without
-        if options.pack is not False and not options.portable:
+        if fusing is not None:
+            self.kernels += kernel_subsets(fusing.kernels)
+            self.kernels += [("onednn",)] * ("onednn" in fusing.kernels)
+            self.kernels += [()] * fusing.measure
+        elif options.pack is not False and not options.portable:
             self.kernels += [*kernel_subsets(KERNELS), ("onednn",)]
         if not options.pack:
             self.kernels += [(LESS_SCRATCH,), ()]
+        self.whole: Target | None = None  # where `target` is for some of the images
+        self.refused = False  # whether a tape cannot hold the program
         self.plans: list[CompilePlan] = []  # all that were measured
+        self._long = False  # whether it needs no warm-up
+        self._results: list[object] = []  # of the model, for its inputs and noise
         self.loops: WeakKeyDictionary[Compiled, Trial] = WeakKeyDictionary()
 
     def with_errors(self, module: Compiled) -> Compiled:
@@ -130,6 +152,19 @@ class Bench:
     def unwritten(self) -> AbstractContextManager[object]:
         """Model and inputs are put back as they were."""
         return undone(self.model, self.inputs)
+
+    def expected(self) -> list[object]:
+        """The model's results for its inputs and, unless it rejects that, for noise."""
+        if not self._results:
+            self._results = results_of(self.inputs, self.model, self.model)
+        return self._results
+
+    def note_footprint(self) -> None:
+        """Measure the model."""
+        self.progress("running the model")
+        run = partial(footprint, partial(self.inputs.run, self.model))
+        (self.before, self.requests), took = timed(run)
+        self._long = took > LONG
 
     def build(self, trials: Mapping[str, Trial], limit: int) -> Compiled | None:
         """The module of a trial, measured; None if its results differ."""
@@ -194,7 +229,9 @@ class Bench:
                 failed.append(found.memplan.reason)
             best = min([*([best] if best else []), found], key=rank)
             # Without packed weights memory goes before time.
-            enough = math.inf if choices.kernels == (LESS_SCRATCH,) else 1.0
+            forced = self.fusing is not None and not self.fusing.measure
+            patient = forced or choices.kernels == (LESS_SCRATCH,)
+            enough = math.inf if patient else 1.0
             fits = rank(found)[0] < 2
             if rank(best) <= (0, enough) or (plain and (fits or choices.room <= LEAST)):
                 break
@@ -213,13 +250,16 @@ class Bench:
         """How a program may be scheduled, the most promising first."""
         loops = any(isinstance(step, Loop) for step in program.ops)
         base = Choices(
+            fusing=self.fusing or FuseOptions(),
+            anywhere=self.fusing is not None,
+            reorders=self.fusing is None,  # for less memory, which takes a while
             effort=EFFORT // LESS if loops else EFFORT,
             most=self.before if self.options.pack is None else None,
             folds=max(SMALL, self.before // 50),
             holds_outputs=self.options.reuse_outputs,
             asks=not self.options.portable,
         )
-        for kernels in list(self.kernels):
+        for kernels in dict.fromkeys(self.kernels):
             tight = kernels == (LESS_SCRATCH,) and limit < math.inf
             for room in (int(limit), LEAST) if tight else (0,):
                 yield replace(base, kernels=kernels, room=room)
@@ -233,13 +273,15 @@ class Bench:
         Raises PackedTooMuchError if packed weights take more than they may.
         """
         try:
-            runner = Runner(self.target, program, self.inputs, choices)
+            given = self.target, program, self.inputs, choices
+            runner = (
+                InBatches(*given, whole=self.whole) if self.whole else Runner(*given)
+            )
         except PackedTooMuchError:
             self.kernels.remove(choices.kernels)
             raise
         except NoTapeError as refusal:
-            reason = f"it has {refusal}, which a tape cannot hold"
-            return self.unchanged(reason), False
+            return self._refused(refusal), False
         except Exception as failure:  # the model itself runs
             metas = filter(lambda each: isinstance(each, Meta), program.metas.values())
             if isinstance(failure, InputError) and not all(x.bytes for x in metas):
@@ -252,20 +294,24 @@ class Bench:
         found = self._checked(runner, program, again)
         return found, not schedule.packed and not schedule.relieved
 
+    def _refused(self, refusal: NoTapeError) -> Compiled:
+        self.refused = True
+        return self.unchanged(f"it has {refusal}, which a tape cannot hold")
+
     def _checked(
         self, runner: Runner, program: Program, again: tuple[str, ...]
     ) -> Compiled:
         if difference := runner.difference(self.inputs):
             return self.unchanged(f"it can be compiled only {difference}")
         try:
-            runner.learn(self.inputs.run(self.model), runner(self.inputs))
+            runner.learn(self.expected()[0], runner(self.inputs))
             self.progress("checking the results")
             error = self._error(runner)
         except NoTapeError as refusal:
-            return self.unchanged(f"it has {refusal}, which a tape cannot hold")
+            return self._refused(refusal)
         except Exception as failure:  # as above, of torch's kernels
             return self.unchanged(f"{DEFECT}{first_line(failure)}")
-        if error > (most := tolerance_of([self.inputs.run(self.model)])):
+        if error > (most := self.tolerance(self.expected()[0])):
             given = tensors_of(self.inputs)
             if len({each.data_ptr() for each in given}) < len(given):
                 return self.unchanged("one tensor is several of its arguments")
@@ -284,6 +330,12 @@ class Bench:
 
         return self.error_of(run)
 
+    def tolerance(self, results: object) -> float:
+        """The accepted relative error of results."""
+        if self.fusing is None:
+            return tolerance_of(results)
+        return accepted(results, self.fusing)
+
     def error_of(self, run: Callable[[Inputs], object]) -> float:
         """The largest error of what `run` returns, on these inputs and on noise."""
         model, inputs = self.model, self.inputs
@@ -292,28 +344,29 @@ class Bench:
             # None is held while the next runs, as otherwise copying would begin.
             return changed(run(Inputs(args, kwargs)), torch.clone)
 
-        expected = results_of(inputs, model, model)
+        expected = self.expected()
         found = results_of(inputs, model, as_model, len(expected))
-        if all(
-            relative_error(*pair) == 0 for pair in zip(expected, found, strict=True)
-        ):
-            return 0.0
+        pairs = zip(expected, found, strict=True)
+        plain = max(relative_error(*pair) for pair in pairs)
+        if plain <= self.tolerance(expected):
+            return plain
+        # What is large may be rounding: of a difference of large values, say.
         rounding = scales(lambda: results_of(inputs, model, model), expected)
         most = tolerance_of(expected)
         least = [[10 * each / most for each in row] for row in rounding]
-        pairs = zip(expected, found, least, strict=True)
-        return max(relative_error(*each) for each in pairs)
+        scaled = zip(expected, found, least, strict=True)
+        return max(relative_error(*each) for each in scaled)
 
     def _measured(
         self, runner: Runner, program: Program, again: tuple[str, ...], error: float
     ) -> Compiled:
         """The module with its figures."""
-        schedule, model, inputs = runner.schedule, self.model, self.inputs
+        schedule, inputs = runner.schedule, self.inputs
         ops = schedule.flat.program.ops
         self.progress("measuring")
-        beside = activation_peak(lambda: runner(inputs))
+        beside, asked = footprint(lambda: runner(inputs))
         targets = (op.target for op in ops if isinstance(op, Op))
-        kernels = [each for each in targets if isinstance(each, Fused)]
+        kernels = [each for each in targets if isinstance(each, Kernel)]
         plan = CompilePlan(
             status="compiled",
             reason="",
@@ -325,8 +378,8 @@ class Bench:
             lent=schedule.lent,
             peak_operator=getattr(schedule.busiest, "key", ""),
             peak_line=schedule.busiest.line if schedule.busiest else "",
-            requests_before=requests(lambda: inputs.run(model)),
-            requests_after=requests(lambda: runner(inputs)),
+            requests_before=self.requests,
+            requests_after=asked,
             asking=dict(Counter(schedule.beside).most_common()),
             operators=len(ops),
             loops=sum(isinstance(step, Loop) for step in program.ops),
@@ -340,7 +393,7 @@ class Bench:
             error=error,
             plan=schedule.plan,
         )
-        module = Compiled(model, plan, runner)
+        module = Compiled(self.model, plan, runner)
         self.timed(module)
         return module
 
@@ -349,7 +402,7 @@ class Bench:
         model, inputs = self.model, self.inputs
         runs = [lambda: inputs.run(model), lambda: inputs.run(module)]
         with torch.no_grad():
-            before, after = seconds(runs)
+            before, after = seconds(runs, ready=self._long)
             if after > self.slowest * before:  # another program may have disturbed it
                 more = seconds(runs, enough=PATIENT)
                 before, after = map(min, zip((before, after), more, strict=True))
@@ -367,10 +420,18 @@ class Bench:
     @property
     def _most(self) -> float:
         """Bytes that a module that is faster may need."""
-        return max(MAX_GROWTH * self.before, self.before + PAGE)
+        if self.fusing is None:
+            return max(MAX_GROWTH * self.before, self.before + PAGE)
+        if not self.fusing.measure:
+            return math.inf
+        if isinstance(self.model, StandIn) and (own := self.model.budget()) is not None:
+            return max(own, self.before)
+        return self.fusing.memory * self.before + SLACK
 
     def _objection(self, plan: CompilePlan) -> str:
         """Why a plan gains nothing; "" if it gains memory or time."""
+        if self.fusing is not None and not self.fusing.measure:
+            return "" if plan.kernels or plan.packed else "it has no supported layers"
         if plan.slowdown > self.slowest:
             return f"it {too_slow(plan, self.slowest)}"
         if plan.bytes_after > self._most:
@@ -383,12 +444,12 @@ class Bench:
         return ""
 
 
+def accepted(results: object, options: FuseOptions) -> float:
+    """The accepted relative error of `fuse`: the options', or a few roundings in 16
+    bits."""
+    rounding = tolerance_of(results)
+    return max(options.tolerance, rounding if rounding > COARSER else 0.0)
+
+
 def too_slow(plan: CompilePlan, most: float) -> str:
     return f"would take {plan.slowdown:.2f} times as long; the limit is {most:.2f}"
-
-
-def requests(run: Run) -> int:
-    """How often a run asks the allocator for memory."""
-    with torch.no_grad():
-        events = events_of(run)
-    return sum(event.name() == MEMORY and event.nbytes() > 0 for event in events)

@@ -23,20 +23,27 @@ from memplan.chunking.region import NotLoopableError
 from memplan.chunking.search import Trial
 from memplan.chunking.shapes import resized, same_operators
 from memplan.compiling.attention import with_attention
-from memplan.compiling.bench import Bench, CompileOptions, too_slow
+from memplan.compiling.batches import SIZES, images, some, with_images
+from memplan.compiling.bench import NO_GAIN, Bench, CompileOptions, too_slow
 from memplan.compiling.costs import in_arena, leans
 from memplan.compiling.functions import with_functions
 from memplan.compiling.module import Compiled, tensors_of
 from memplan.compiling.parts import in_parts
 from memplan.compiling.report import CompilePlan, Front
 from memplan.compiling.schedule import Choices, flattened
-from memplan.errors import NoPlanError
+from memplan.errors import InputError, NoPlanError
+from memplan.fusing.layers import Network
+from memplan.fusing.options import FuseOptions
+from memplan.fusing.planes import with_planes
+from memplan.fusing.recognise import recognise
 from memplan.graph.call import Inputs
-from memplan.graph.capture import Exports, export_parts
+from memplan.graph.capture import Exports, capture, export_parts
 from memplan.graph.clock import timed
+from memplan.graph.export import silence
+from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.liveness import results_bytes
-from memplan.graph.measure import activation_peak
-from memplan.graph.program import Program
+from memplan.graph.program import Loop, Program
+from memplan.graph.standin import StandIn
 from memplan.units import budget_of, format_bytes
 
 MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1
@@ -77,7 +84,7 @@ def compile(  # noqa: A001 - the verb's name in memplan
     arguments, a model in training mode or on another device; InputError for a model
     that fails.
     """
-    work = _Compiling(model, inputs, options)
+    work = Compiling(model, inputs, options)
     module = work.run(budget)
     module.settle()
     module.resize = partial(_resized, model, work.recipe(module, budget))
@@ -99,7 +106,7 @@ def compile_front(
     Raises NoPlanError if there is none; KeyboardInterrupt after Ctrl-C if none was
     measured yet; UsageError and InputError as `compile`.
     """
-    return _Compiling(model, inputs, options).front()
+    return Compiling(model, inputs, options).front()
 
 
 @dataclass(frozen=True)
@@ -117,16 +124,31 @@ class Recipe:
 
 def _resized(model: nn.Module, recipe: Recipe, inputs: Inputs) -> Compiled:
     """The module for inputs of other sizes."""
-    return _Compiling(model, inputs, recipe.options).again(recipe)
+    return Compiling(model, inputs, recipe.options).again(recipe)
 
 
-class _Compiling:
+def _fused(
+    model: nn.Module, options: CompileOptions, fusing: FuseOptions, inputs: Inputs
+) -> Compiled:
+    """The module as `fuse` makes it, for inputs of any form."""
+    made = Compiling(model, inputs, options, fusing).fused()
+    made.resize = partial(_fused, model, options, fusing)
+    return made
+
+
+class Compiling:
     """Compiles a model for inputs: without loops, and within a budget."""
 
     def __init__(
-        self, model: nn.Module, inputs: object, options: CompileOptions | None
+        self,
+        model: nn.Module,
+        inputs: object,
+        options: CompileOptions | None,
+        fusing: FuseOptions | None = None,
     ) -> None:
-        self._bench = Bench(model, inputs, options)
+        """fusing: see `Bench`."""
+        self._bench = Bench(model, inputs, options, fusing)
+        self._effects, self._quick = False, True
         limit = self._bench.options.time_limit
         self._stop = math.inf if limit is None else time.monotonic() + limit
 
@@ -135,6 +157,27 @@ class _Compiling:
         bench = self._bench
         with bench.unwritten():
             return bench.with_errors(self._found(budget))
+
+    def fused(self, effects: bool = False) -> Compiled:
+        """The module as `fuse` makes it; the model where that gains nothing.
+
+        effects: whether the model has any, so that only parts of it can be exported.
+        """
+        bench = self._bench
+        self._effects = effects
+        with bench.unwritten():
+            found = self._without_loops(None)[1]
+            if found.runner is None and bench.refused and self._quick:
+                self._quick = False
+                found = self._without_loops(None)[1]
+            return bench.with_errors(self._in_batches(found, bench.fusing))
+
+    def network(self) -> Network | None:
+        """The model's layers; None if it was not exported whole."""
+        target = getattr(self._bench, "target", None)
+        if target is None:
+            return None
+        return recognise(with_planes(target.program, Inference()), target.module)
 
     def recipe(self, module: Compiled, budget: str | int | None) -> Recipe:
         """How `module` was compiled within a budget."""
@@ -171,7 +214,10 @@ class _Compiling:
     def _without_loops(self, wanted: Budget | None) -> tuple[Exports, Compiled, float]:
         """What was exported, the module without loops, and the most bytes allowed."""
         bench = self._bench
-        bench.slowest = bench.options.max_slowdown or _usual(wanted)
+        if bench.fusing is not None:
+            bench.slowest = NO_GAIN if bench.fusing.measure else math.inf
+        else:
+            bench.slowest = bench.options.max_slowdown or _usual(wanted)
         exports = self._exported()
         limit = math.inf
         if wanted is not None and not wanted.least:
@@ -187,8 +233,10 @@ class _Compiling:
         written out as torch's operators, or, if that does not do, as the model has
         them."""
         bench, target = self._bench, self._bench.target
-        program = with_attention(target.program, exports.inference)
-        program = with_functions(program, exports.inference)
+        program = target.program
+        if not any(isinstance(step, Loop) for step in program.ops):
+            program = with_attention(program, exports.inference)
+            program = with_functions(program, exports.inference)
         if program is not target.program:
             bench.target = replace(target, program=program)
             found = bench.judged(bench.made(program, limit=limit))
@@ -200,8 +248,11 @@ class _Compiling:
     def _parts(self, exports: Exports, wanted: Budget | None, limit: float) -> Compiled:
         """The model with submodules in one arena."""
         options = replace(self._bench.options, reuse_outputs=False)
+        fusing = self._bench.fusing
 
         def making(module: nn.Module, inputs: Inputs, room: int | None) -> Compiled:
+            if fusing is not None:
+                return _fused(module, options, fusing, inputs)
             least = wanted is not None and wanted.least
             return compile(module, inputs, "min" if least else room, options)
 
@@ -271,11 +322,59 @@ class _Compiling:
         tensors = (*bench.model.parameters(), *bench.model.buffers())
         if any(each.is_inference() for each in tensors):
             exports = Exports([], {"": UNSEEN})
-        else:
+        elif bench.fusing is None or self._effects:
             exports = export_parts(bench.model, bench.inputs)
-        bench.progress("running the model")
-        bench.before = activation_peak(lambda: bench.inputs.run(bench.model))
+        else:
+            exports = self._captured()
+        bench.note_footprint()
         return exports
+
+    def _captured(self) -> Exports:
+        """The model in one part, in short time, if that can be; it has no effects."""
+        model, inputs, inference = self._bench.model, self._bench.inputs, Inference()
+        if isinstance(model, StandIn):
+            return Exports([model.target(inputs)], {}, inference)
+        try:
+            target = capture(model, inputs, inference, quick=self._quick)
+        except InputError:
+            return export_parts(model, inputs)
+        return Exports([target], {}, inference)
+
+    def _in_batches(self, found: Compiled, options: FuseOptions | None) -> Compiled:
+        """The fastest of modules that run a few images at a time; `found` runs all."""
+        bench, best = self._bench, found
+        if options is None or found.memplan.parts or isinstance(bench.model, StandIn):
+            return found
+        count, wanted = images(bench.inputs), options.micro_batch
+        sizes: Sequence[int] = SIZES if options.measure else ()
+        if wanted is not None:
+            sizes = [max(n for n in range(1, wanted + 1) if not count % n)]
+        for size in (each for each in sizes if each < count and not count % each):
+            made = self._batch(size)
+            if made.runner is None:
+                break
+            if wanted is not None:
+                return made
+            gains = best.runner is None or bench.slowdown(made) < bench.slowdown(best)
+            best = made if gains else best
+            if gains == (size < SIZES[0]):  # the next would not be faster
+                break
+        return best
+
+    def _batch(self, size: int) -> Compiled:
+        """The module that runs so many images at a time."""
+        bench, inference = self._bench, Inference()
+        inputs = some(bench.inputs, 0, size)
+        try:
+            with silence():
+                target = with_images(bench.target, inputs, inference)
+        except (InputError, ShapeError) as problem:
+            return bench.unchanged(str(problem))
+        bench.whole, bench.target = bench.target, target
+        try:
+            return self._whole(Exports([target], {}, inference), math.inf)
+        finally:
+            bench.target, bench.whole = bench.whole, None
 
     def _has_whole(self, exports: Exports) -> bool:
         """Whether the model was exported in one part, the target from now on."""
@@ -355,8 +454,8 @@ class _Compiling:
         places = program.constants.items()
         constants = {x: bench.target.weights[at].detach() for x, at in places}
         with torch.inference_mode(False), torch.no_grad():
-            _, nbytes = flattened(program, constants, inputs, Choices(("onednn",)))
-        return 0 < nbytes <= most
+            found = flattened(program, constants, inputs, Choices(("onednn",)))
+        return 0 < found.packed <= most
 
     def _descent(
         self, exports: Exports, packed: bool, lean: bool = True

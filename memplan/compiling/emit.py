@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memplan.compiling.bench import requests
 from memplan.compiling.module import Compiled, Runner, tensors_of
 from memplan.errors import MemplanError, UsageError
 from memplan.files import PathLike, atomic_write, write_bytes
@@ -19,7 +18,7 @@ from memplan.graph.call import Inputs, Signature
 from memplan.graph.check import relative_error, tolerance_of, undone
 from memplan.graph.clock import seconds
 from memplan.graph.lending import ALIGNMENT
-from memplan.graph.measure import activation_peak
+from memplan.graph.measure import footprint
 from memplan.graph.nest import first, leaves_of
 from memplan.graph.program import Ref, mapped
 from memplan.graph.python import argument, statements
@@ -150,11 +149,11 @@ def emit(module: Compiled, inputs: object, path: PathLike) -> Emitted:
         _compare(lambda: given.run(module), lambda: program(*tensors))
         runs = [lambda: given.run(module.model), lambda: program(*tensors)]
         with torch.no_grad():
-            before, beside = map(activation_peak, runs)
+            before, (beside, asked) = footprint(runs[0]).peak, footprint(runs[1])
             times = seconds(runs)
         write_bytes(path, source.encode())
     after = runner.schedule.plan.peak + beside
-    return Emitted(path, at, before, after, requests(runs[1]), *times)
+    return Emitted(path, at, before, after, asked, *times)
 
 
 def named(path: PathLike) -> Path:

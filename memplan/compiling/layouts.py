@@ -29,10 +29,12 @@ from memplan.graph.script import NoTapeError
 
 aten = torch.ops.aten
 
-# Operators that refuse an input which lies otherwise than it did, or read it otherwise.
+# Operators that refuse an input which lies otherwise than it did, read it otherwise, or
+# whose results then lie otherwise than torch says.
 STRICT = {
     *(aten.native_group_norm.default, aten.as_strided.default, aten.view.dtype),
     *(aten.view_as_real.default, aten.view_as_complex.default),
+    aten.max_pool1d.default,
 }
 # Views that are copies of what lies otherwise.
 VIEWS = {aten.view.default, aten._unsafe_view.default}
@@ -51,6 +53,9 @@ class Relaying:
         self.values: dict[str, Argument] = {name: Ref(name) for name in given}
         self.made: dict[str, Tensor] = {}
         self._buffers = _buffers(flat.program)
+        # By roots of results and what else the caller holds, what they are in the old.
+        self._roots = {name: name for name in given}
+        self._results: dict[str, Argument] = {}
 
     def constant(self, name: str, stored: Tensor, plain: Tensor) -> Ref:
         """A new constant; `plain` has the shape that operators see."""
@@ -105,12 +110,21 @@ class Relaying:
         return sum(each.numel() * each.itemsize for each in self.made.values())
 
     def _result(self, ref: Ref) -> Argument:
-        """A result of the program, which lies as before."""
+        """A result of the program, which lies as before, and is made once."""
+        if ref.name not in self._results:
+            self._results[ref.name] = self._as_was(ref)
+        return self._results[ref.name]
+
+    def _as_was(self, ref: Ref) -> Argument:
         value, was = self.values[ref.name], self.old.program.metas[ref.name]
+        op = Op(ref.name, aten.empty_strided.default, ())
+        root = self.old.program.roots[ref.name]
+        if self._roots.setdefault(self.to.program.roots[value.name], root) != root:
+            # What computes nothing makes memory of its own, if that is a result.
+            value = self.to.add(op, f"{ref.name}_own", aten.clone.default, value)
         now: Meta = self.to.meta(value)
         if now.strides == was.strides or 0 in was.strides:
             return value
-        op = Op(ref.name, aten.empty_strided.default, ())
         lying = self.empty(op, f"{ref.name}_lying", was)
         whole = {1: (0, 0, was.shape[0])}
         return self.to.add(op, f"{ref.name}_laid", Assembled(whole), lying, value)

@@ -48,7 +48,8 @@ def compile_levels(
     if last is None:
         raise NoPlanError(f"no plan was found: {plan.reason}", plan.bytes_before)
     bench = Bench(model, inputs, options)
-    bench.target, bench.before, bench.slowest = last.target, plan.bytes_before, math.inf
+    bench.target, bench.slowest = last.target, math.inf
+    bench.before, bench.requests = plan.bytes_before, plan.requests_before
     with bench.unwritten():
         *before, (name, _, _) = _passes(last, plan)
         found = [

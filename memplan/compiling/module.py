@@ -21,6 +21,7 @@ from memplan.graph.capture import Target
 from memplan.graph.check import lying_as
 from memplan.graph.execute import Tape
 from memplan.graph.export import first_line
+from memplan.graph.locks import Lock
 from memplan.graph.nest import first, laid_out, leaves_of
 from memplan.graph.program import Program, mapped
 from memplan.graph.programs import Programs
@@ -28,6 +29,7 @@ from memplan.graph.requests import fills_new_memory
 from memplan.graph.standin import Run, StandIn, intercepted
 from memplan.graph.weights import Watch, Weights
 
+MOST_CHANGES = 3  # of weights, in calls in a row, until they are not bound any more
 KEEPS = "several earlier ones were still in use; from now on all calls copy theirs"
 
 
@@ -50,10 +52,30 @@ class Runner:
         self.watch = Watch(target.module, own, target.numbers)
         self._strides = [each.stride() for each in tensors_of(inputs)]
         # Compared first, for speed.
-        self._kinds = None if target.form.autocast else _kinds(inputs)
+        self.kinds = None if target.form.autocast else kinds_of(inputs)
         self._laid: dict[int, tuple[int, ...]] = {}  # strides of results, by position
         self.arenas = ArenaPool()
+        self._lock = Lock()
+        self._changes = 0  # of weights, from call to call
+        self._bound = False
         self.bind(inputs)
+
+    def ready(self, inputs: Inputs) -> bool:
+        """Whether it is bound to the weights as they are: binds them again if they have
+        changed, but not while they change at every call."""
+        if self._bound and self.watch.same_weights():
+            self._changes = 0
+            return True
+        with self._lock:
+            same = self.watch.same_weights()
+            self._changes += not same
+            if same and self._bound:  # another thread has bound them
+                return True
+            if same or self._changes <= MOST_CHANGES:
+                self.bind(inputs)
+            else:
+                self.watch, self._bound = self.watch.again(), False
+            return self._bound
 
     def bind(self, inputs: Inputs) -> None:
         """Bind the weights again, which have other values or lie elsewhere."""
@@ -68,6 +90,7 @@ class Runner:
                 self.choices,
             )
         self.watch = watch  # last: other threads then take the weights for current
+        self._bound = True
 
     @property
     def copies(self) -> bool:
@@ -95,30 +118,23 @@ class Runner:
             if isinstance(one, Tensor) and laid_out(other, one.stride()) is not other:
                 self._laid[position] = one.stride()
 
-    def is_current(self) -> bool:
-        """Whether the weights are those that were bound."""
-        return self.watch.same_weights()
-
-    def outdated(self, current: bool) -> str:
-        """What changed in the model so that its program is another; "" for nothing.
-
-        current: what `is_current` says.
-        """
+    def outdated(self) -> str:
+        """What changed in the model so that its program is another; "" for nothing."""
         if not self.watch.same_modules() or not self.watch.same_containers():
             return "its modules, attributes or hooks have changed"
         if number := self.watch.other_number():
             return number
-        if current or self.watch.same_kinds():
+        if self.watch.same_weights() or self.watch.same_kinds():
             return ""
         return "weights have other shapes or types than when it was compiled"
 
     def takes(self, kinds: Kinds | None) -> bool:
         """Whether it was made for plain tensors of these kinds."""
-        return kinds is not None and kinds == self._kinds
+        return kinds is not None and kinds == self.kinds
 
     def difference(self, inputs: Inputs) -> str:
         """How inputs differ from those that it was made for; "" if they do not."""
-        if self.takes(_kinds(inputs)):
+        if self.takes(kinds_of(inputs)):
             return ""
         form, now = self.target.form, Form.of(inputs)
         if form != now:
@@ -164,7 +180,7 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
 Kinds = tuple[tuple[object, ...], ...]
 
 
-def _kinds(inputs: Inputs) -> Kinds | None:
+def kinds_of(inputs: Inputs) -> Kinds | None:
     """What a program depends on of plain tensors, as positional arguments and without
     autocast; None for other inputs."""
     if inputs.kwargs or torch.is_autocast_enabled("cpu"):
@@ -207,11 +223,19 @@ class Compiled(StandIn):
         """Of the first inputs, and of those of other sizes that were met."""
         return [self.memplan, *(plan for _, plan in self._others.all())]
 
+    def runners(self) -> list[Runner]:
+        """What runs for its first inputs."""
+        return [self.runner] if self.runner is not None else []
+
+    def stale(self) -> bool:
+        """Whether the model has changed in more than its weights' values."""
+        return any(runner.outdated() for runner in self.runners())
+
     def settle(self) -> None:
         """Take the model's attributes as they are for those that it was compiled with:
         what trial runs had changed was put back."""
-        if self.runner is not None:
-            self.runner.watch.settle()
+        for runner in self.runners():
+            runner.watch.settle()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UsageError(
@@ -248,23 +272,19 @@ class Compiled(StandIn):
             inputs = self._signature.arranged(self.model, args, kwargs)
             runner = self._runner_for(inputs, first)
         if isinstance(runner, Runner):
-            current = runner.is_current()
-            if reason := runner.outdated(current):
-                runner = reason
+            runner = runner.outdated() or runner
+        if isinstance(runner, Runner) and not runner.ready(inputs):
+            runner = "its weights change at every call"
         if isinstance(runner, str):
             self._warn(runner)
             return None
-        if not current:
-            with self._lock:
-                if not runner.is_current():
-                    runner.bind(inputs)
         if runner.copies:
             self._warn(KEEPS, "results are copied")
         return runner, partial(runner, inputs)
 
     def _runner_for(self, inputs: Inputs, first: Runner) -> Runner | str:
         """What runs on these inputs, or why the model does."""
-        kinds = _kinds(inputs)
+        kinds = kinds_of(inputs)
         if first.takes(kinds):
             return first
         key: object = kinds

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from memplan.compiling.bench import Bench, requests
-from memplan.compiling.module import Compiled
+from memplan.compiling.bench import Bench
+from memplan.compiling.module import Compiled, Runner
 from memplan.compiling.report import CompilePlan
 from memplan.errors import NoPlanError, UsageError
 from memplan.graph.arenas import ArenaPool
 from memplan.graph.call import Inputs
 from memplan.graph.capture import Exports, first_calls
-from memplan.graph.check import tolerance_of
-from memplan.graph.measure import activation_peak
+from memplan.graph.measure import footprint
 from memplan.graph.parts import replaced
 from memplan.graph.standin import StandIn, is_traced
 
@@ -48,9 +47,12 @@ class CompiledParts(Compiled):
         """The model's; those of its parts are theirs."""
         return [self.memplan]
 
-    def settle(self) -> None:
-        for part in self.parts.values():
-            part.settle()
+    def runners(self) -> list[Runner]:
+        """What runs its parts."""
+        return [each for part in self.parts.values() for each in part.runners()]
+
+    def stale(self) -> bool:
+        return bool(self._other()) or super().stale()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = *args, *kwargs.values()
@@ -106,7 +108,10 @@ def in_parts(bench: Bench, exports: Exports, limit: float, making: Making) -> Co
     for target in exports.targets:
         module = model.get_submodule(target.path)
         left = module.training or isinstance(module, StandIn)
-        if not left and len(target.program.ops) >= FEWEST:
+        few = len(target.program.ops) < FEWEST
+        if bench.fusing is not None:
+            few = _is_layer(module)
+        if not (left or few):
             parts[target.path] = made(target.path, limit - target.outside)
     found = bench.unchanged(why)
     for _ in range(TRIES):
@@ -129,6 +134,12 @@ def in_parts(bench: Bench, exports: Exports, limit: float, making: Making) -> Co
     return bench.judged(found)
 
 
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it is a single layer of torch's."""
+    own = type(module).__module__.startswith("torch.nn.modules.")
+    return own and not module._modules
+
+
 def _measured(bench: Bench, why: str, parts: Mapping[str, Compiled]) -> Compiled:
     """The model with parts, which share an arena, and its figures; the model itself if
     that is wrong. why: the whole has no export."""
@@ -144,18 +155,18 @@ def _measured(bench: Bench, why: str, parts: Mapping[str, Compiled]) -> Compiled
         error = bench.error_of(module.run)
     except UsageError as problem:  # it differentiates in its forward
         return bench.unchanged(str(problem))
-    if error > (most := tolerance_of([inputs.run(bench.model)])):
+    if error > (most := bench.tolerance(bench.expected()[0])):
         return bench.unchanged(f"results differ by {error:.1e}, more than {most:.0e}")
     bench.progress("measuring")
     arena = max(each.arena for each in plans.values())
-    beside = activation_peak(lambda: module.run(inputs))
+    beside, asked = footprint(lambda: module.run(inputs))
     module.memplan = replace(
         module.memplan,
         bytes_after=arena + beside,
         arena=arena,
         beside=beside,
-        requests_before=requests(lambda: inputs.run(bench.model)),
-        requests_after=requests(lambda: module.run(inputs)),
+        requests_before=bench.requests,
+        requests_after=asked,
         operators=sum(each.operators for each in plans.values()),
         loops=sum(each.loops for each in plans.values()),
         kernels=sum(each.kernels for each in plans.values()),

@@ -5,6 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from memplan.core.plan import Plan
+from memplan.fusing.layers import Network
+from memplan.graph.weights import Watch
+
+RECHECKED = 4  # calls of a model that runs unchanged, until it is looked at again
+
+
+@dataclass
+class Fallback:
+    """Why a model runs unchanged.
+
+    network: its layers, if known. watch: the model's state then; None to never check
+    again. every: calls between checks.
+    """
+
+    reason: str
+    network: Network | None = None
+    watch: Watch | None = None
+    every: int = RECHECKED
+    _calls: int = 0
+
+    def stale(self) -> bool:
+        """Whether a check is due and finds that the model has changed."""
+        self._calls += 1
+        if self.watch is None or self._calls % self.every:
+            return False
+        return not self.watch.same_modules()
 
 
 @dataclass(frozen=True)

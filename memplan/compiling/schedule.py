@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from torch import Tensor
 
 from memplan.chunking.canonical import with_plain_attention
 from memplan.compiling.convolutions import packed
-from memplan.compiling.fused import converted, fused
+from memplan.compiling.kernels import Joined, converted, with_kernels
 from memplan.compiling.layouts import straightened
 from memplan.compiling.passes import Flat, copied, expanded, folded, unrolled
 from memplan.compiling.scratch import with_less_scratch
@@ -19,6 +19,7 @@ from memplan.compiling.serve import Ways, ways_of
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
 from memplan.errors import MemplanError
+from memplan.fusing.options import FuseOptions
 from memplan.graph.execute import Layout, Tape
 from memplan.graph.infer import Inference
 from memplan.graph.lending import ALIGNMENT
@@ -47,7 +48,7 @@ class Schedule:
     bytes of weights that are kept in their kernels' layout as well. relieved: whether
     convolutions run with less scratch. lent: how many buffers lie in a result's memory
     until it is written. busiest: the operator at which the most bytes of the arena are
-    live.
+    live. joined: which of its layers run as memplan's kernels, if any do.
     """
 
     flat: Flat
@@ -58,6 +59,7 @@ class Schedule:
     relieved: bool = False
     lent: int = 0
     busiest: Step | None = None
+    joined: Joined | None = None
 
     @property
     def beside(self) -> list[str]:
@@ -90,16 +92,19 @@ class Choices:
 
     kernels: what convolutions may run as, see FuseOptions, their weights kept in the
     kernels' layout, too; without any, as torch has them; LESS_SCRATCH alone, those
-    at the peak with less scratch, if that can be. effort: of the search for an order,
-    the best of which is taken. most: bytes that packed weights, and constants
-    that are computed once, may take; None for any. folds: bytes of these constants
-    where no weights are packed. holds_outputs: whether they lie in the arena. room:
-    see `with_less_scratch`. reorders, overwrites: whether operators change places, and
-    results may be written over operands. asks: whether the arena holds what operators
-    ask the allocator for, too.
+    at the peak with less scratch, if that can be. fusing: how else layers are fused.
+    anywhere: also where no kernel is of a convolution of images. effort: of the search
+    for an order, the best of which is taken. most: bytes that packed weights, and
+    constants that are computed once, may take; None for any. folds: bytes of these
+    constants where no weights are packed. holds_outputs: whether they lie in the arena.
+    room: see `with_less_scratch`. reorders, overwrites: whether operators change
+    places, and results may be written over operands. asks: whether the arena holds what
+    operators ask the allocator for, too.
     """
 
     kernels: tuple[str, ...] = ()
+    fusing: FuseOptions = field(default_factory=FuseOptions)
+    anywhere: bool = False
     effort: int = EFFORT
     most: int | None = None
     folds: float = math.inf
@@ -113,42 +118,54 @@ class Choices:
 DEFAULTS = Choices()
 
 
+@dataclass(frozen=True)
+class Flattened:
+    """A program after all passes. packed: bytes of packed weights. joined: see
+    Schedule."""
+
+    flat: Flat
+    packed: int = 0
+    joined: Joined | None = None
+
+
 def flattened(
     program: Program,
     constants: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
     choices: Choices,
-) -> tuple[Flat, int]:
-    """The program after all passes, and the bytes of packed weights; arguments as of
-    `scheduled`. Where weights are packed, all that is constant is computed once: they
-    may be among it."""
+) -> Flattened:
+    """The program after all passes; arguments as of `scheduled`. Where weights are
+    packed, all that is constant is computed once: they may be among it."""
     if choices.kernels and choices.kernels != (LESS_SCRATCH,):
-        flat, nbytes = _passed(program, constants, inputs, choices.kernels, math.inf)
-        if nbytes or flat.folded <= choices.folds:
-            return flat, nbytes
-    return _passed(program, constants, inputs, (), choices.folds)
+        found = _passed(program, constants, inputs, choices, math.inf)
+        if found.packed or found.joined or found.flat.folded <= choices.folds:
+            return found
+    plain = replace(choices, kernels=())
+    return _passed(program, constants, inputs, plain, choices.folds)
 
 
 def _passed(
     program: Program,
     constants: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
-    kernels: tuple[str, ...],
+    choices: Choices,
     most: float,
-) -> tuple[Flat, int]:
+) -> Flattened:
     """The program after all passes; most: bytes of constants that are computed once."""
-    inference, nbytes = Inference(), 0
+    inference, nbytes, joined = Inference(), 0, None
     given = storages(constants.values())
     program = with_plain_attention(program, inference)
     flat = folded(unrolled(program, constants, inference), given, most)
-    if kernels:
-        flat, nbytes = fused(flat, inference, inputs, kernels)
+    if choices.kernels:
+        options = replace(choices.fusing, kernels=choices.kernels)
+        flat, joined = with_kernels(flat, inference, inputs, options, choices.anywhere)
+        nbytes = joined.packs.bytes if joined is not None else 0
     flat = straightened(expanded(flat, inference), inference)
     flat = folded(flat, given, most)
-    if kernels:
+    if choices.kernels:
         flat, more = packed(flat, inference)
         flat, nbytes = converted(flat, inference), nbytes + more
-    return flat, nbytes
+    return Flattened(flat, nbytes, joined)
 
 
 LESS_SCRATCH = "less scratch"  # for `Choices.kernels`, alone
@@ -179,7 +196,8 @@ def scheduled(
     than they may.
     """
     install("memplan.compile")  # it sees what operators ask for, and serves it
-    flat, nbytes = flattened(program, constants, inputs, choices)
+    passed = flattened(program, constants, inputs, choices)
+    flat, nbytes = passed.flat, passed.packed
     most = choices.most
     if most is not None and nbytes and nbytes + flat.folded > most:
         raise PackedTooMuchError
@@ -228,4 +246,5 @@ def scheduled(
     layout = Layout(offsets, found.over, ways.served, placed, found.host, hosted)
     ops = flat.program.ops
     busiest = ops[found.busiest()] if ops else None
-    return Schedule(flat, order, plan, layout, nbytes, relieved, len(lent), busiest)
+    made = flat, order, plan, layout, nbytes, relieved, len(lent), busiest
+    return Schedule(*made, passed.joined)

@@ -42,13 +42,13 @@ class FuseOptions:
     joining: which layers are joined into convolutions. kernels: what convolutions may
     run as: this project's own ("direct", "winograd2", "winograd4", and "depthwise" of
     each channel by itself), or oneDNN's with its weights packed; the fastest on this
-    machine is taken. micro_batch: how many images go through the network at a time;
-    None for the fastest of a few. max_steps: of a sequence of a stack, at most (the
-    paper's strategies: 1, 5, None). tolerance: the largest relative error to the
-    model's own results. memory: the most activations may take, with the arena, over
-    the model's; 1 MiB more always may. measure: whether the whole fused network is
-    measured beside the model, and given up where it saves no time or takes too much
-    memory.
+    machine is taken. micro_batch: how many images go through the network at a time, at
+    most: a divisor of the batch; None for the fastest of a few. max_steps: of a
+    sequence of a stack, at most (the paper's strategies: 1, 5, None). tolerance: the
+    largest relative error to the model's own results. memory: the most activations may
+    take, with the arena, over the model's; 1 MiB more always may. measure: whether the
+    fused network is measured beside the model, and given up where it saves no time or
+    takes too much memory.
     """
 
     joining: Joining = field(default_factory=Joining)

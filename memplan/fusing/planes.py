@@ -118,7 +118,7 @@ class _Viewing:
         args, kwargs = mapped(given, lambda ref: self._view(op, ref, views))
         args = (*args, *rest)
         if op.key == "aten.linear":
-            target = LINEAR
+            target, args = LINEAR, (*args, None)[:3]
         elif op.key == "aten.conv1d":
             target, args, kwargs = ROWS, _as_rows(args), {}
         with contextlib.suppress(ShapeError):

@@ -50,8 +50,8 @@ def _difference(expected: object, found: object, least: float) -> float:
     if torch.equal(expected, found) or not expected.numel():
         return 0.0
     if expected.is_complex():
-        real = torch.view_as_real
-        return _difference(real(expected), real(found), least)
+        one, other = (torch.view_as_real(x.resolve_conj()) for x in (expected, found))
+        return _difference(one, other, least)
     if not expected.is_floating_point():
         return float("inf")
     return _of_finite(expected.double(), found.double(), least)
@@ -173,7 +173,7 @@ class Snapshot:
             (tensor, tensor.detach().clone())
             for tensor in tensors
             if isinstance(tensor, Tensor)
-            and not (tensor.is_inference() or tensor.is_meta)
+            and not (tensor.is_inference() or tensor.is_meta or tensor.is_nested)
         ]
         self._versions = [tensor._version for tensor, _ in self._held]
 
@@ -202,14 +202,7 @@ class Snapshot:
 
 
 class SideEffectsError(InputError):
-    """The model changes something during inference, or answers differently each time.
-
-    lost: whether a copy of its modules would change something else than the model.
-    """
-
-    def __init__(self, reason: str, lost: bool) -> None:
-        super().__init__(reason)
-        self.lost = lost
+    """The model changes something during inference, or its results change."""
 
 
 NOTES = "it changes its own attributes, or what else its code reaches, during inference"
@@ -232,11 +225,13 @@ def without_effects(
         _random_states(),
     )
     buffers, passed = Snapshot(_written(model, before)), Attributes(model, inputs)
-    with _Heard() as heard:
+    with _Heard() as heard, _Heard("stderr") as errors:
         first = run()
         said, settled, states = heard.text(), Attributes(model), _random_states()
+        told = errors.text()
         result = run()
-    reason = "it prints during inference" if heard.text() != said else ""
+    again = heard.text() != said or errors.text() != told
+    reason = "it prints during inference" if again else ""
     if _random_states() != states:
         reason = "it draws random numbers"
     elif relative_error(first, result) > tolerance_of(result):
@@ -255,12 +250,12 @@ def without_effects(
     elif settled.changed():
         reason = NOTES
     if reason:
-        lost = settled.assigned()
         before.restore()
         passed.restore()
         _put_back(drawn)
-        raise SideEffectsError(reason, lost)
+        raise SideEffectsError(reason)
     sys.stdout.write(said)
+    sys.stderr.write(told)
     return result
 
 
@@ -322,23 +317,24 @@ def _put_back(states: States) -> None:
 
 
 class _Heard(io.TextIOBase):
-    """While active, takes what this thread writes to the standard output.
+    """While active, takes what this thread writes to `sys.stdout`, or `stream`.
 
     tells: whether to write it after all if an exception ends it.
     """
 
-    def __init__(self, tells: bool = True) -> None:
-        self._tells = tells
+    def __init__(self, stream: str = "stdout", tells: bool = True) -> None:
+        self._stream, self._tells = stream, tells
 
     def __enter__(self) -> _Heard:
         self._thread, self._lines = threading.get_ident(), io.StringIO()
-        self._before, sys.stdout = sys.stdout, self
+        self._before = getattr(sys, self._stream)
+        setattr(sys, self._stream, self)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        sys.stdout = self._before
+        setattr(sys, self._stream, self._before)
         if kind is not None and self._tells:
-            sys.stdout.write(self.text())
+            self._before.write(self.text())
 
     def write(self, text: str) -> int:
         here = threading.get_ident() == self._thread

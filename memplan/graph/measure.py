@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,28 +29,39 @@ MEMORY = "[memory]"  # the profiler's name for events of its allocators
 def activation_peak(run: Run, device: str = "cpu") -> int:
     """Bytes that `run` allocates beyond what is there, at their peak.
 
-    On the CPU by the allocator's own events, its results included; on CUDA by the
-    allocator's statistics.
+    On the CPU see `footprint`; on CUDA by the allocator's statistics.
     """
+    if not device.startswith("cuda"):
+        return footprint(run).peak
     with torch.no_grad():
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
-            result = run()
-            torch.cuda.synchronize(device)
-            del result
-            return int(torch.cuda.max_memory_allocated(device)) - int(before)
-        return _events_peak(run)
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = run()
+        torch.cuda.synchronize(device)
+        del result
+        return int(torch.cuda.max_memory_allocated(device)) - int(before)
 
 
-def _events_peak(run: Run) -> int:
-    now = peak = 0
-    for event in events_of(run):
+class Footprint(NamedTuple):
+    """What a run asks the CPU's allocator for: bytes that it allocates beyond what is
+    there, at their peak, and how often it asks."""
+
+    peak: int
+    requests: int
+
+
+def footprint(run: Run) -> Footprint:
+    """Of a run on the CPU, by the allocator's own events, its results included."""
+    now = peak = requests = 0
+    with torch.no_grad():
+        events = events_of(run)
+    for event in events:
         if event.name() == MEMORY:
             now += event.nbytes()
             peak = max(peak, now)
-    return peak
+            requests += event.nbytes() > 0
+    return Footprint(peak, requests)
 
 
 def events_of(run: Run) -> list[Any]:

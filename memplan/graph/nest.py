@@ -202,34 +202,6 @@ def _items(base: Any, value: Any) -> list[tuple[Any, object]]:
     return list(enumerate(list.__iter__(value)) if base is list else base.items(value))
 
 
-def as_nested(pattern: object) -> Callable[[object], object]:
-    """A function that rebuilds any nest with as many leaves in the form of `pattern`,
-    with the strides of its tensors."""
-    if isinstance(pattern, torch.Tensor):
-        strides = pattern.stride()
-        return lambda value: laid_out(_only(value), strides)
-    leaves, rebuild = flatten(pattern)
-    wanted = [
-        each.stride() if isinstance(each, torch.Tensor) else None for each in leaves
-    ]
-    del leaves
-
-    def nested(value: object) -> object:
-        found = leaves_of(value)
-        if len(found) == len(wanted):
-            found = [laid_out(*each) for each in zip(found, wanted, strict=True)]
-        return rebuild(found)
-
-    return nested
-
-
-def _only(value: object) -> object:
-    """A tensor, or the one leaf of a nest."""
-    if isinstance(value, list | tuple) and len(value) == 1:  # quicker than a nest
-        (value,) = value
-    return value if isinstance(value, torch.Tensor) else leaves_of(value)[0]
-
-
 def laid_out(value: object, strides: tuple[int, ...] | None) -> object:
     """A tensor with these strides, but for dimensions of size 1: itself, or a copy."""
     if strides is None or not isinstance(value, torch.Tensor):

@@ -86,10 +86,6 @@ class Attributes:
         found = [each.owner for each in self._places if each.differs()]
         return list(dict.fromkeys(found))
 
-    def assigned(self) -> bool:
-        """Whether an attribute of a module is another value now."""
-        return any(each.own and each.differs() for each in self._places)
-
     def restore(self) -> None:
         """Put everything back."""
         for each in self._places:

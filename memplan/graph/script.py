@@ -96,6 +96,12 @@ def spelled(kind: Any) -> str:
 
 
 def schema_name(target: Any) -> str:
+    """How a graph's text names an operator.
+
+    Raises NoTapeError where torch would take it for another one.
+    """
+    if target is torch.ops.aten.view.dtype:
+        raise NoTapeError("a view of another type")
     return str(target._schema.name)
 
 

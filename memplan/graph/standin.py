@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +15,7 @@ from torch.utils._device import DeviceContext
 
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs, Signature
+from memplan.graph.locks import Lock
 from memplan.graph.nest import flatten, objects_of, storages
 from memplan.graph.weights import has_hooks
 
@@ -34,6 +34,10 @@ SHARED = (
     *("_state_dict_hooks", "_state_dict_pre_hooks"),
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
+
+
+class ModelsError(Exception):
+    """What it was raised from is the model's own, which ran."""
 
 
 class StandIn(nn.Module):  # type: ignore[misc]
@@ -60,7 +64,7 @@ class StandIn(nn.Module):  # type: ignore[misc]
 
     def _reset(self) -> None:
         """Make what is not copied and not pickled."""
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._warned: set[str] = set()
         self._signature = Signature()
         self._named: set[str] | None = None  # modes that the model's code asks for
@@ -118,6 +122,9 @@ class StandIn(nn.Module):  # type: ignore[misc]
                     result = run()
             else:
                 result = run()
+        except ModelsError as error:
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
         except Exception as error:
             result = self.model(*args, **kwargs)  # which may well raise, too
             self._give_up(key, error)

@@ -48,14 +48,6 @@ class Weights(Mapping[str, torch.Tensor]):
         except AttributeError:
             return self.constants[name]
 
-    def holder(self, name: str) -> tuple[dict[str, torch.Tensor], str]:
-        """The dictionary that a tensor stands in, and its key there."""
-        try:
-            fetch(self.model, name)
-        except AttributeError:
-            return self.constants, name
-        return _holder(self.model, name)
-
     def __iter__(self) -> Iterator[str]:
         raise TypeError("weights are looked up by name")
 

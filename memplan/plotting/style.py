@@ -118,13 +118,17 @@ def set_legend(
     handles: Sequence[Artist],
     loc: str = "lower left",
     y: float = 0.015,
+    columns: int = 0,
 ) -> None:
-    """A legend in one row, by default along the lower edge, clear of the data."""
+    """A legend, by default along the lower edge, clear of the data.
+
+    columns: of its entries; 0 for one row.
+    """
     figure.legend(
         handles=handles,
         loc=loc,
         bbox_to_anchor=(left - 0.008, y),
-        ncols=len(handles),
+        ncols=columns or len(handles),
         fontsize=9,
         frameon=False,
         handlelength=1.4,

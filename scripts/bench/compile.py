@@ -20,10 +20,10 @@ from models import published, small, unet, vision
 
 from bench import planned
 from bench.runner import Contender, Figures, Metric, Suite, or_error, timed
-from memplan.compiling.bench import CompileOptions, requests
+from memplan.compiling.bench import CompileOptions
 from memplan.compiling.compile import compile as compiled
 from memplan.errors import NoPlanError
-from memplan.graph.measure import activation_peak
+from memplan.graph.measure import footprint
 
 SHORTEST = 0.02  # seconds; what takes less is called several times
 SIZES = {
@@ -66,8 +66,8 @@ def contenders(
     def measured(call: Callable[..., object], arena: int = 0) -> Figures:
         with torch.no_grad():
             run = partial(call, *inputs)
-            found = {"activations": activation_peak(run) + arena}
-            asked = requests(run)
+            peak, asked = footprint(run)
+            found = {"activations": peak + arena}
             calls = max(1, round(SHORTEST / timed(run)()["seconds"]))
             return {**found, "requests": asked, **timed(run, number=calls)()}
 

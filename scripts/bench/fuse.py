@@ -25,7 +25,7 @@ from models import vision, wild
 from bench.planned import exported
 from bench.runner import BenchError, Contender, Figures, Metric, Suite, timed
 from bench.worker import Worker
-from memplan.fusing.summary import peak_bytes
+from memplan.compiling.summary import peak_bytes
 from memplan.graph.check import relative_error
 
 MOST_ERROR = 1e-3  # relative, of a result

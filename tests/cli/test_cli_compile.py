@@ -85,9 +85,13 @@ def test_the_front_as_json(compiled: Command) -> None:
     assert min(each["bytes_after"] for each in found["front"]) < found["bytes_before"]
 
 
-def test_the_levels_are_a_table(compiled: Command) -> None:
-    said = compiled("m.py:both", *ANY, "--levels")
+def test_the_levels_are_a_table_and_a_picture(
+    compiled: Command, tmp_path: Path
+) -> None:
+    said = compiled("m.py:both", *ANY, "--levels", "--plot", "l.svg")
     assert said.code == 0, said.err
+    assert "drew l.svg" in said.err
+    assert (tmp_path / "l.svg").read_bytes().startswith(b"<?xml")
     title = "each pass on top of those above it"
     head, own, first, *others = said.out.partition(title)[2].splitlines()[1:]
     assert head.split() == ["activations", "share", "requests", "time"]
@@ -95,6 +99,14 @@ def test_the_levels_are_a_table(compiled: Command) -> None:
     assert own.split()[-1] == "1.00"
     assert first.startswith("one arena ")
     assert others
+    for options, why in (
+        (("--levels", "--plot", "l.svg"), "l.svg exists"),
+        (("--plot", "m.svg"), "add --levels"),
+        (("--levels", "--plot", "m.txt"), ".txt"),
+    ):
+        said = compiled("m.py:both", *ANY, *options)
+        assert said.code == 2
+        assert why in said.err
 
 
 def test_the_levels_as_json(compiled: Command) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from memplan.fusing import decide as stacks  # noqa: E402
 from memplan.fusing import kernel  # noqa: E402
-from memplan.fusing.engine import decide as stacks  # noqa: E402
 from memplan.toolchain import loading  # noqa: E402
 from memplan.toolchain.compiler import find_compiler  # noqa: E402
 from tests.cli.conftest import Command, OnModel, Said  # noqa: E402
@@ -281,7 +281,7 @@ def test_ctrl_c(fuse: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memplan.fusing.examine.examine", interrupted)
+    monkeypatch.setattr("memplan.compiling.examine.examine", interrupted)
     said = fuse("m.py:both")
     assert said.code == 130
     assert said.err == "memplan: interrupted; there is no result\n"

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 import memplan  # noqa: E402
 from memplan.compiling import bench, schedule  # noqa: E402
 from memplan.core.verify import verify  # noqa: E402
-from memplan.fusing.engine import decide  # noqa: E402
+from memplan.fusing import decide  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -267,7 +267,7 @@ def test_a_defect_of_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(schedule, "fused", broken)
+    monkeypatch.setattr(schedule, "with_kernels", broken)
     options = memplan.CompileOptions(max_slowdown=1e6)
     model = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(), nn.Conv2d(64, 3, 1)).eval()
     plan = memplan.compile(model, torch.randn(1, 3, 33, 31), options=options).memplan

@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
 from memplan.compiling import bench  # noqa: E402
-from memplan.compiling.bench import requests  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
+from memplan.graph.measure import footprint  # noqa: E402
 from tests.compiling.modules import compiled  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -75,12 +75,12 @@ def test_a_call_asks_for_nothing(many: Any) -> None:
         x = torch.randn(64, 64)
         assert equal(module(x), model(x))
     module(x)
-    assert requests(lambda: module(x)) == 0
+    assert footprint(lambda: module(x)).requests == 0
     # A loop that holds the last result takes a second arena, and then no more.
     result = module(x)
     for _ in range(3):
         result = module(x)
-    assert requests(lambda: module(x)) == 0
+    assert footprint(lambda: module(x)).requests == 0
     assert equal(result, model(x))
 
 

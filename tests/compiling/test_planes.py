@@ -15,9 +15,9 @@ from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
 from memplan.compiling import bench  # noqa: E402
+from memplan.compiling.module import Compiled  # noqa: E402
 from memplan.core.verify import verify  # noqa: E402
-from memplan.fusing.engine import decide  # noqa: E402
-from memplan.fusing.prepared import Prepared  # noqa: E402
+from memplan.fusing import decide  # noqa: E402
 from tests.strategies import examples  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -149,7 +149,7 @@ def test_every_layer_behind_a_linear_one(shape: tuple[int, ...]) -> None:
     module, ready = check(Steps(names, {1, 2}, {3}), shape)
     (program,) = ready.programs()
     vectors = math.prod(shape[1:]) == 1
-    assert vectors or isinstance(program, Prepared)
+    assert vectors or isinstance(program, Compiled)
     assert vectors or module.memplan.kernels >= 5
 
 
@@ -181,7 +181,7 @@ def test_a_parameter_of_the_same_shape_is_added() -> None:
     torch.manual_seed(0)
     module, ready = check(Placed(), (1, WIDTH))
     assert module.memplan.kernels >= 1
-    assert isinstance(ready.programs()[0], Prepared)
+    assert isinstance(ready.programs()[0], Compiled)
 
 
 def test_weights_may_change() -> None:
@@ -203,7 +203,7 @@ def test_signals(length: int, images: int) -> None:
     model = Steps(names, {1, 4}, {2}, SIGNALS)
     module, ready = check_on(model, torch.randn(images, WIDTH, length))
     (program,) = ready.programs()
-    assert isinstance(program, Prepared) == (length > 1)
+    assert isinstance(program, Compiled) == (length > 1)
     assert (module.memplan.kernels >= 4) == (length > 1)
 
 
@@ -217,7 +217,7 @@ def test_a_signal_that_gets_shorter() -> None:
             return (super().forward(x),)
 
     _, ready = check_on(Network(*layers), torch.randn(2, 2, 64))
-    assert isinstance(ready.programs()[0], Prepared)
+    assert isinstance(ready.programs()[0], Compiled)
 
 
 def test_a_signal_without_a_batch_stays_with_torch() -> None:

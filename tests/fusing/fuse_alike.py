@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from memplan.fusing.fuse import fuse
+from memplan.compiling.fuse import fuse
+from memplan.compiling.module import Compiled
 from memplan.fusing.layers import DepthwiseStack
 from memplan.fusing.options import FuseOptions
-from memplan.fusing.prepared import Prepared
 from memplan.graph.nest import leaves_of
 
 FORCED = FuseOptions(measure=False, kernels=("direct", "onednn"))
@@ -81,26 +81,26 @@ def alike(model: Any, *inputs: Any, fused: bool | None = True) -> Any:
                 assert torch.equal(a, b) or fused is not True
     (program, *_) = ready.programs()
     if fused is not None:
-        assert isinstance(program, Prepared) == fused, getattr(program, "reason", "")
+        assert is_whole(program) == fused, getattr(program, "reason", "")
     return ready
 
 
 def fused(model: Any, *inputs: Any, options: FuseOptions = OWN) -> Any:
-    """The model's engine, whose results are the model's."""
+    """The model's nodes, whose results are the model's."""
     ready = fuse(model, options)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         same(model(*inputs), ready(*inputs))
     (program, *_) = ready.programs()
-    assert isinstance(program, Prepared), getattr(program, "reason", "")
-    return program.engine
+    assert is_whole(program), getattr(program, "reason", "")
+    return program.runner.schedule.joined
 
 
-def kinds(engine: Any) -> list[list[str]]:
+def kinds(joined: Any) -> list[list[str]]:
     """Of every depthwise convolution's stack, what its operations are."""
     return [
         [each.kind for each in node.operations]
-        for node in engine.nodes
+        for node in joined.nodes
         if isinstance(node, DepthwiseStack)
     ]
 
@@ -134,6 +134,11 @@ def agree(model: Any, ready: Any, x: Any = None) -> None:
         torch.testing.assert_close(ready(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+def is_whole(program: Any) -> bool:
+    """Whether all of a model runs fused."""
+    return isinstance(program, Compiled) and program.runner is not None
+
+
 def program(ready: Any) -> Any:
     return ready.programs()[-1]
 
@@ -142,5 +147,5 @@ def prepared(model: Any) -> Any:
     """What a model is fused to, whose results are the model's."""
     ready = fuse(model, FORCED)
     agree(model, ready)
-    assert isinstance(program(ready), Prepared)
+    assert is_whole(program(ready))
     return ready

@@ -16,11 +16,11 @@ from depthwise_networks import NETWORKS, network  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
-from memplan.fusing.engine import decide  # noqa: E402
-from memplan.fusing.fuse import fuse  # noqa: E402
+from memplan.compiling.fuse import fuse  # noqa: E402
+from memplan.compiling.summary import summary  # noqa: E402
+from memplan.fusing import decide  # noqa: E402
 from memplan.fusing.layers import FusedConv, StackNode  # noqa: E402
 from memplan.fusing.options import FuseOptions, Joining  # noqa: E402
-from memplan.fusing.summary import summary  # noqa: E402
 from memplan.toolchain.compiler import NoCompilerError, find_compiler  # noqa: E402
 
 needs_compiler = pytest.mark.skipif(
@@ -78,7 +78,7 @@ def test_an_addition_and_a_normalisation_in_front_are_of_it() -> None:
     x = noise(2, 3, 10, 11)
     with torch.no_grad():
         same(model(x), ready(x))
-    engine = ready.programs()[0].engine
+    engine = ready.programs()[0].runner.schedule.joined
     assert kinds(engine) == [["affine", "relu", "pool", "add", "relu"]]
     (run,) = summary(ready).parts[0].running
     assert list(run.layers) == ["batch_norm", "relu", "conv2d_2", "add", "relu_1"]
@@ -95,7 +95,7 @@ def test_bfloat16_runs_by_it_too() -> None:
     ready = fuse(model, options)
     with torch.no_grad():
         expected, found = model(x), ready(x)
-    engine = ready.programs()[0].engine
+    engine = ready.programs()[0].runner.schedule.joined
     assert kinds(engine) == [["hardswish", "pool", "hardswish"]]
     assert found.dtype == torch.bfloat16
     scale = expected.float().abs().max()
@@ -171,6 +171,6 @@ def test_without_a_compiler_it_is_onednns(
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             same(model(x), ready(x))
-        engine = ready.programs()[0].engine
+        engine = ready.programs()[0].runner.schedule.joined
         assert "depthwise" not in engine.kernels.values()
     assert not list(tmp_path.glob("*.json"))  # nothing is decided for good

@@ -16,14 +16,15 @@ pytestmark = pytest.mark.torch
 
 from torch import nn  # noqa: E402
 
+from memplan.compiling import bench  # noqa: E402
+from memplan.compiling.fuse import fuse  # noqa: E402
+from memplan.compiling.module import Compiled, Runner  # noqa: E402
+from memplan.compiling.report import Fallback  # noqa: E402
+from memplan.compiling.summary import summary  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
-from memplan.fusing import compiler, kernels  # noqa: E402
-from memplan.fusing.engine import decide  # noqa: E402
-from memplan.fusing.engine.engine import Engine  # noqa: E402
-from memplan.fusing.fuse import fuse  # noqa: E402
+from memplan.fusing import decide, kernels  # noqa: E402
 from memplan.fusing.options import FuseOptions  # noqa: E402
-from memplan.fusing.prepared import Fallback, Prepared  # noqa: E402
-from memplan.fusing.summary import summary  # noqa: E402
+from memplan.graph.measure import Footprint  # noqa: E402
 from memplan.toolchain.cache import Cache  # noqa: E402
 
 FORCED = FuseOptions(measure=False)
@@ -53,10 +54,10 @@ Times = Callable[[float, float], None]
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> Times:
-    """Sets the times of two runs that are compared, whatever the machine does."""
+    """Sets the times of the model and the fused one, whatever the machine does."""
 
     def set_times(first: float, second: float) -> None:
-        monkeypatch.setattr(compiler, "seconds", lambda *_, **__: [first, second])
+        monkeypatch.setattr(bench, "seconds", lambda *_, **__: [first, second])
 
     return set_times
 
@@ -87,61 +88,55 @@ def test_what_was_decided_is_kept(
         raise AssertionError("it is known by now")
 
     monkeypatch.setattr(decide, "fastest", never)
-    monkeypatch.setattr(compiler, "seconds", never)
     again = called(model_of(), x).programs()[0]
-    assert again.engine.kernels == first.engine.kernels
-    assert again.engine.batch == first.engine.batch
+    kept = [each.runner.schedule.joined.kernels for each in (first, again)]
+    assert kept[0] == kept[1]
 
 
 @pytest.mark.parametrize(
-    "found", [[], {"plan": 3}, [["direct", "onednn"], 0], [["no", "onednn"], 1], [3, 1]]
+    "found", [{}, {"plan": 3}, ["direct"], ["no", "onednn"], [3, 1], 0]
 )
 def test_a_damaged_decision_is_none(no_decisions: Path, found: Any) -> None:
     model, x = model_of(), torch.randn(3, 3, 12, 12)
-    options = FuseOptions(measure=False, kernels=("direct",), micro_batch=2)
+    options = FuseOptions(measure=False, kernels=("direct",))
+    wanted = ["direct", "direct"]
     called(model, x, options)
     (path,) = no_decisions.glob("*.json")
-    Cache().write(path.stem, ".json", json.dumps(found).encode())
-    (again,) = called(model_of(), x, options).programs()
-    assert again.engine.plan == (("direct", "direct"), 2)
-    assert json.loads(Cache().read(path.stem, ".json")) == [["direct", "direct"], 2]
-    path.write_bytes(b"{")
-    (again,) = called(model_of(), x, options).programs()
-    assert again.engine.plan == (("direct", "direct"), 2)
+    for text in (json.dumps(found).encode(), b"{"):
+        Cache().write(path.stem, ".json", text)
+        (again,) = called(model_of(), x, options).programs()
+        assert list(again.runner.schedule.joined.kernels.values()) == wanted
+        assert json.loads(Cache().read(path.stem, ".json")) == wanted
 
 
-def test_what_takes_longer_is_given_up_for_good(
-    no_decisions: Path, times: Times
-) -> None:
+def test_what_takes_longer_is_given_up(no_decisions: Path, times: Times) -> None:
     # Times of its own: on a busy machine a small model takes as long as anything.
-    times(3.0, 1.0)
-    x = torch.randn(1, 3, 8, 8)
-    for reason in ("3.00 times as long", "by an earlier measurement"):
-        with pytest.warns(UserWarning, match=reason):
-            ready = called(model_of(), x, FuseOptions())
-        assert isinstance(ready.programs()[0], Fallback)
-        assert ready._arena_pool.bytes == 0
+    times(1.0, 3.0)
+    with pytest.warns(UserWarning, match="3.00 times as long; the limit is 0.98"):
+        ready = called(model_of(), torch.randn(1, 3, 8, 8), FuseOptions())
+    assert isinstance(ready.programs()[0], Fallback)
+    assert ready._arenas.bytes == 0
 
 
 def test_what_takes_more_memory_is_given_up(
     no_decisions: Path, monkeypatch: pytest.MonkeyPatch, times: Times
 ) -> None:
     x = torch.randn(1, 3, 8, 8)
+    times(3.0, 1.0)
     for most in (FuseOptions().memory, 1.0 + (1 << 21)):
         peaks = iter([1 << 10])
 
-        def peak(run: Callable[[], Any], _: str, peaks: Any = peaks) -> int:
+        def found(run: Callable[[], Any], peaks: Any = peaks) -> Footprint:
             run()
-            return next(peaks, 1 << 30)
+            return Footprint(next(peaks, 1 << 30), 1)
 
-        monkeypatch.setattr(compiler, "activation_peak", peak)
+        monkeypatch.setattr(bench, "footprint", found)
         if most < 2:
-            with pytest.warns(UserWarning, match="times the memory"):
+            with pytest.warns(UserWarning, match="of memory, the model needs 1.0 KiB"):
                 called(model_of(8), x, FuseOptions(memory=most))
         else:
-            times(1.0, 3.0)
             (program,) = called(model_of(8), x, FuseOptions(memory=most)).programs()
-            assert isinstance(program, Prepared)
+            assert isinstance(program, Compiled)
 
 
 def test_limits_of_memory_are_numbers() -> None:
@@ -152,7 +147,7 @@ def test_limits_of_memory_are_numbers() -> None:
 def test_a_model_is_not_compiled_while_a_profiler_runs(
     no_decisions: Path, times: Times
 ) -> None:
-    times(1.0, 2.0)
+    times(2.0, 1.0)
     model, x = model_of(8), torch.randn(1, 3, 8, 8)
     ready = fuse(model, FuseOptions())
     with torch.profiler.profile(), torch.no_grad():
@@ -160,7 +155,7 @@ def test_a_model_is_not_compiled_while_a_profiler_runs(
     assert not ready.programs()
     with torch.no_grad():
         ready(x)
-    assert isinstance(ready.programs()[0], Prepared)
+    assert isinstance(ready.programs()[0], Compiled)
 
 
 def test_a_fused_model_takes_no_more_memory() -> None:
@@ -169,16 +164,18 @@ def test_a_fused_model_takes_no_more_memory() -> None:
     model, x = model_of(16), torch.randn(2, 3, 64, 64)
     ready = called(model, x, FuseOptions(measure=False, kernels=("direct",)))
     with torch.no_grad():
-        theirs = activation_peak(lambda: ready(x)) + ready._arena_pool.bytes
+        theirs = activation_peak(lambda: ready(x)) + ready._arenas.bytes
         conversion = x.numel() * 4
         assert theirs - conversion <= activation_peak(lambda: model(x))
 
 
 def test_results_that_differ_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Engine.run
-    monkeypatch.setattr(
-        Engine, "run", lambda self, inputs: [x * 1.001 for x in plain(self, inputs)]
-    )
+    plain = Runner.__call__
+
+    def off(self: Runner, inputs: Any) -> Any:
+        return plain(self, inputs) * 1.001
+
+    monkeypatch.setattr(Runner, "__call__", off)
     with pytest.warns(UserWarning, match="results differ by 1.0e-03"):
         called(model_of(5), torch.randn(1, 3, 8, 8))
 
@@ -216,11 +213,13 @@ def test_without_kernels_torch_runs_the_layers(
 ) -> None:
     monkeypatch.setattr(kernels, "folders", lambda: (tmp_path,))
     model, x = models()[kind], torch.randn(2, 3, 8, 8)
-    with pytest.warns(UserWarning, match="torch runs all layers"):
+    with pytest.warns(UserWarning, match="torch runs all layers|no supported layers"):
         ready = called(model, x)
-    assert isinstance(ready.programs()[0], Prepared)
+    if kind == "convolutions":
+        assert isinstance(ready.programs()[0], Compiled)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "memplan.fuse: .*no supported layers")
         called(model, torch.randn(3, 3, 8, 8))
     assert not list((tmp_path / "cache").glob("*.json"))
 
@@ -235,8 +234,11 @@ def test_without_a_compiler_torch_runs_the_stacks_alone(tmp_path: Path) -> None:
         ready = called(model, x, options)
     assert len(told) == 1
     (program,) = ready.programs()
-    assert list(program.engine.kernels.values()) == ["direct"]
-    assert [run.by for run in summary(ready).parts[0].running] == ["torch"]
+    assert list(program.runner.schedule.joined.kernels.values()) == ["direct"]
+    (part,) = summary(ready).parts
+    assert not part.running
+    reasons = {each.reason for each in part.layers if each.became == "torch"}
+    assert reasons == {"no kernel was compiled"}
     # A compiler that is there later is not kept from the stacks.
     assert not list((tmp_path / "cache").glob("*.json"))
     with warnings.catch_warnings():

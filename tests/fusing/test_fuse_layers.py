@@ -27,12 +27,12 @@ from fuse_alike import (  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
-from memplan.fusing.fuse import fuse  # noqa: E402
+from memplan.compiling.fuse import fuse  # noqa: E402
+from memplan.compiling.module import Compiled  # noqa: E402
+from memplan.compiling.parts import CompiledParts  # noqa: E402
+from memplan.compiling.summary import summary  # noqa: E402
 from memplan.fusing.layers import DepthwiseStack, EagerOp  # noqa: E402
-from memplan.fusing.module import PartlyFused  # noqa: E402
 from memplan.fusing.options import FuseOptions, Joining  # noqa: E402
-from memplan.fusing.prepared import Prepared  # noqa: E402
-from memplan.fusing.summary import summary  # noqa: E402
 from memplan.toolchain.compiler import find_compiler  # noqa: E402
 
 
@@ -43,7 +43,7 @@ def test_lazy_layers() -> None:
         warnings.simplefilter("ignore")
         ready(noise())
     agree(model, ready)
-    assert isinstance(program(ready), Prepared)
+    assert isinstance(program(ready), Compiled)
 
 
 class Odd(nn.Conv2d):
@@ -117,8 +117,8 @@ def test_parts_of_a_model_that_cannot_be_taken_whole() -> None:
     with pytest.warns(UserWarning, match="parts of the model run unchanged: torch.exp"):
         agree(model, ready)
     made = program(ready)
-    assert isinstance(made, PartlyFused)
-    assert made.paths == ["first", "last.0"]  # what is called as a whole
+    assert isinstance(made, CompiledParts)
+    assert list(made.parts) == ["first", "last.0"]  # what is called as a whole
     agree(model, ready)
     with torch.no_grad():
         model.first[0].weight.mul_(2)
@@ -128,7 +128,7 @@ def test_parts_of_a_model_that_cannot_be_taken_whole() -> None:
     with pytest.warns(UserWarning, match="what else its code reaches"), torch.no_grad():
         for _ in range(3):
             ready(noise())
-    assert program(ready).paths == ["last.0"]
+    assert list(program(ready).parts) == ["last.0"]
     assert seen == [model.first] * 3  # once a call
 
 
@@ -149,7 +149,7 @@ def test_a_model_left_alone_is_looked_at_again() -> None:
         for turn in range(200):
             model.whole = turn >= 40
             agree(model, ready)
-    assert isinstance(program(ready), Prepared)
+    assert isinstance(program(ready), Compiled)
 
 
 @pytest.mark.parametrize("shape", [(2, 20, 4, 4), (2, 5, 3, 40)])
@@ -173,7 +173,7 @@ def test_a_window_beyond_the_plane_is_no_larger_than_that(
     with torch.no_grad():
         torch.testing.assert_close(ready(x), model(x))
     (made,) = ready.programs()
-    found = made.engine.nodes[0].operations[1].pool
+    found = made.runner.schedule.joined.nodes[0].operations[1].pool
     for axis in (0, 1):
         assert found.reach(axis) <= shape[2 + axis] + 2 * found.padding[axis]
 

@@ -18,13 +18,11 @@ from fuse_alike import FORCED, alike, block, made, noise, same  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
-from memplan.fusing.fuse import fuse  # noqa: E402
-from memplan.fusing.module import PartlyFused  # noqa: E402
+from memplan.compiling import bench  # noqa: E402
+from memplan.compiling.fuse import fuse  # noqa: E402
+from memplan.compiling.module import Compiled, Runner  # noqa: E402
+from memplan.compiling.parts import CompiledParts  # noqa: E402
 from memplan.fusing.options import FuseOptions  # noqa: E402
-from memplan.fusing.prepared import (  # noqa: E402
-    Fallback,
-    Prepared,
-)
 
 
 @dataclass
@@ -260,37 +258,51 @@ def test_two_inputs_of_several_batches() -> None:
 
 MIXING: dict[str, Callable[..., Any]] = {
     "mean": lambda s, x: s.body(x) - s.body(x).mean(0, keepdim=True),
-    "fixed view": lambda s, x: s.body(x).view(4, -1),
     "turned": lambda s, x: s.body(x).flip(0),
     "softmax": lambda s, x: f.softmax(s.body(x).mean((2, 3)), 0),
+    "given back": lambda s, x: (x, s.body(x)),
+    "of all": lambda s, x: s.body(x).mean(0),
 }
 
 
 @pytest.mark.parametrize("kind", MIXING)
 def test_images_that_see_each_other_go_together(kind: str) -> None:
     model, x = made(MIXING[kind]), noise(4, 3, 8, 8)
-    ready = fuse(model, FORCED)
-    alone = fuse(model, FuseOptions(measure=False, micro_batch=1))
+    ready = fuse(model, FuseOptions(measure=False, micro_batch=1))
     with torch.no_grad():
         same(model(x), ready(x))
-        assert ready.programs()[0].engine.batch == 4
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            same(model(x), alone(x))
-        assert isinstance(alone.programs()[0], Fallback) and said
+    assert type(ready.programs()[0].runner) is Runner
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
-def test_images_go_some_at_a_time(batch: int) -> None:
-    model, x = made(lambda s, x: (x, {"y": s.body(x).flatten(1)})), noise(5, 3, 8, 8)
-    ready = fuse(model, FuseOptions(measure=False, micro_batch=batch))
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 9])
+def test_images_go_some_at_a_time(most: int) -> None:
+    model, x = made(lambda s, x: {"y": s.body(x).view(6, -1)}), noise(6, 3, 8, 8)
+    ready = fuse(model, FuseOptions(measure=False, micro_batch=most))
     with torch.no_grad():
-        expected, found = model(x), ready(x)
-        same(expected, found)
-        assert found[0] is x
-        x += 1
+        for _ in range(2):
+            same(model(x), ready(x))
+            x += 1
+        model.body[0].weight.mul_(2)
         same(model(x), ready(x))
-    assert ready.programs()[0].engine.batch == batch
+    runner = ready.programs()[0].runner
+    assert getattr(runner, "batch", 6) == {4: 3, 9: 6}.get(most, most)
+
+
+@pytest.mark.parametrize("fewer", [0.5, 2.0])
+def test_the_fastest_number_of_images_is_taken(
+    fewer: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(runs: Any, *_: Any, **__: Any) -> list[float]:
+        batch = getattr(runs[1].__closure__[1].cell_contents.runner, "batch", 8)
+        return [10.0, 5.0 * (fewer if batch == 2 else 1.0)]
+
+    monkeypatch.setattr(bench, "seconds", seconds)
+    model, x = made(lambda s, x: s.body(x)), noise(8, 3, 8, 8)
+    ready = fuse(model)
+    with torch.no_grad():
+        same(model(x), ready(x))
+    batch = getattr(ready.programs()[0].runner, "batch", 8)
+    assert batch == (2 if fewer < 1 else 8)
 
 
 SEEN: list[int] = []
@@ -355,8 +367,7 @@ def test_what_a_call_leaves_behind(kind: str) -> None:
     ready = fuse(Noting(NOTES[kind]).eval(), FORCED)
     with pytest.warns(UserWarning, match="model runs unchanged|model run unchanged"):
         assert _traces(ready) == expected
-    made = ready.programs()[0]
-    assert isinstance(made, Fallback if kind == "attribute" else PartlyFused)
+    assert isinstance(ready.programs()[0], CompiledParts)
 
 
 def test_a_cache_by_device_stays_the_models() -> None:
@@ -373,7 +384,7 @@ def test_a_cache_by_device_stays_the_models() -> None:
             x = noise(batch, 3, 8, 8)
             same(model(x), ready(x))
             assert type(CACHE["cpu"]) is type(model.features["cpu"]) is torch.Tensor
-        assert all(isinstance(each, Prepared) for each in ready.programs())
+        assert all(isinstance(each, Compiled) for each in ready.programs())
         model.features["cpu"] = torch.full((1,), 2.0)  # it is seen
         same(model(x), ready(x))
 
@@ -396,7 +407,7 @@ def test_arguments_of_any_nest() -> None:
                 call = {"a": x, "b": [x + 1]}
                 expected = model(call, *more, scale=scale)
                 same(expected, ready(call, *more, scale=scale))
-    assert all(isinstance(each, Prepared) for each in ready.programs())
+    assert all(isinstance(each, Compiled) for each in ready.programs())
 
 
 def test_results_that_change_from_call_to_call() -> None:

@@ -27,15 +27,8 @@ pytestmark = pytest.mark.torch
 
 from torch import nn  # noqa: E402
 
-from memplan.fusing.engine.decide import gpu_stacks  # noqa: E402
-from memplan.fusing.engine.engine import Engine  # noqa: E402
-from memplan.fusing.engine.packs import Packs  # noqa: E402
-from memplan.fusing.join import join  # noqa: E402
-from memplan.fusing.layers import FusedConv  # noqa: E402
-from memplan.fusing.options import Joining  # noqa: E402
-from memplan.fusing.recognise import recognise  # noqa: E402
+from memplan.compiling.on_gpu import OnGPU  # noqa: E402
 from memplan.fusing.reference import reference  # noqa: E402
-from memplan.graph.arenas import ArenaPool  # noqa: E402
 from memplan.graph.call import Inputs  # noqa: E402
 from memplan.graph.capture import capture  # noqa: E402
 
@@ -150,16 +143,13 @@ def test_a_network_s_stacks() -> None:
     ).eval()
     x = torch.randn(2, 3, 8, 8)
     target = capture(model, Inputs((x,), {}), quick=True)
+    made = OnGPU(target)
     with torch.no_grad():
-        expected = model(x)
-        network = recognise(target.program, model)
-        nodes = join(network, Joining(epilogues=False))
-        convolutions = {
-            each.value: "onednn" for each in nodes if isinstance(each, FusedConv)
-        }
-        stacks = gpu_stacks(nodes, network)
-        assert len(stacks) == 2
-        packs = Packs(target.weights, network, nodes, convolutions, stacks)
-        engine = Engine(packs, 2, "channels_first", ArenaPool())
-        (found,) = engine.run({network.inputs[0]: x})
-    torch.testing.assert_close(found, expected)
+        assert made.fuses()
+        torch.testing.assert_close(made.run(Inputs((x,), {})), model(x))
+        model[3].weight.mul_(2)
+        model[0].running_mean.add_(1)
+        torch.testing.assert_close(made.run(Inputs((x,), {})), model(x))
+        assert not made.stale()
+        model[0].eps = 0.5
+        assert made.stale()

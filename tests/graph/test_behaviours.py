@@ -29,9 +29,8 @@ from memplan.chunking.module import Chunked  # noqa: E402
 from memplan.chunking.options import BudgetError  # noqa: E402
 from memplan.chunking.timing import Machine  # noqa: E402
 from memplan.compiling import bench  # noqa: E402
+from memplan.compiling.lazy import Fused  # noqa: E402
 from memplan.compiling.module import Compiled  # noqa: E402
-from memplan.fusing.module import Fused  # noqa: E402
-from memplan.fusing.prepared import Prepared  # noqa: E402
 from tests.graph import behaviours, users  # noqa: E402
 from tests.graph.behaviours import Case, called  # noqa: E402
 
@@ -176,7 +175,7 @@ def test_a_plain_model_is_not_left_alone(verb: str) -> None:
     with torch.no_grad():
         module(case.inputs)
     if verb == "fuse":
-        assert all(isinstance(each, Prepared) for each in module.programs())
+        assert all(isinstance(each, Compiled) for each in module.programs())
     else:
         assert module.memplan.status.startswith(verb)
 

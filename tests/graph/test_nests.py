@@ -126,7 +126,7 @@ def prepared(verb: str, model: Any, *inputs: Any) -> Any:
 def runs(verb: str, module: Any) -> bool:
     """Whether something else than the model ran."""
     if verb == "fuse":
-        return any(hasattr(each, "engine") for each in module.programs())
+        return any(hasattr(each, "runner") for each in module.programs())
     return bool(module.runner if verb == "compile" else "" in module.chunks)
 
 

@@ -10,11 +10,11 @@ from statistics import median
 
 import torch
 
+from memplan.compiling.fuse import fuse
+from memplan.compiling.summary import Summary, copy_bandwidth, peak_bytes, summary
 from memplan.errors import InputError
 from memplan.factory import blaming
-from memplan.fusing.fuse import fuse
 from memplan.fusing.options import FuseOptions
-from memplan.fusing.summary import Summary, copy_bandwidth, peak_bytes, summary
 from memplan.graph.call import Inputs
 from memplan.graph.check import relative_error
 from memplan.graph.clock import in_turns

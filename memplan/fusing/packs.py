@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 import torch
 
 from memplan.fusing.convolution import Packed, Prologue, bind, pack
-from memplan.fusing.engine import onednn
 from memplan.fusing.kernel import Kernel, taps
 from memplan.fusing.kernels import tape
 from memplan.fusing.layers import FusedConv, Network, Node, Norm, StackNode
@@ -68,8 +67,7 @@ def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-PackedWeights = Packed | onednn.Packed
-Made = dict[Hashable, PackedWeights]  # by what they are packed of, and for which kernel
+Made = dict[Hashable, Packed]  # by what they are packed of, and for which kernel
 # By contents: programs for other input shapes pack the same weights, as may other
 # modules of the same model. An entry lives as long as what uses it.
 _shared: WeakValueDictionary[Hashable, Packed] = WeakValueDictionary()
@@ -85,7 +83,7 @@ def as_4d(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
 
 
 class Packs:
-    """The packed weights of a network's nodes; `fill` takes them anew.
+    """The packed weights of a network's nodes that kernels run.
 
     nodes: of `network`, in the order that they run in. kernels: the algorithm of each
     convolution, by value. stacks: see Stacks. made: weights packed before, of the model
@@ -103,36 +101,34 @@ class Packs:
     ) -> None:
         self.weights, self.network, self.nodes = weights, network, nodes
         self.kernels, self.stacks = kernels, stacks
-        self.convolutions: dict[str, PackedWeights] = {}
-        self._held: dict[str, PackedWeights] = {}  # the same, as they are shared
+        self.convolutions: dict[str, Packed] = {}
+        self._held: dict[str, Packed] = {}  # the same, as they are shared
         self._vectors: dict[Norm | FusedConv, list[torch.Tensor]] = {}  # for stacks
         own = any(kernel != "onednn" for kernel in kernels.values())
         own = own or any(isinstance(each, Kernel) for each in stacks.values())
         self.play: Play | None = tape() if own else None
-        self.fill({} if made is None else made)
+        self._fill({} if made is None else made)
 
-    def fill(self, made: Made) -> None:
-        """Pack the model's weights as they are now, but for those in `made`."""
+    def _fill(self, made: Made) -> None:
+        """Pack the weights, but for those in `made`."""
         room = PageAllocator()
         for node in self.nodes:
             if isinstance(node, FusedConv):
-                key = packing(node, self.kernels[node.value], self.network)
+                if not self.native(node):
+                    continue
+                key = packing(node, self.kernels[node.value])
                 if key not in made:
                     made[key] = self._packed(node, room)
                 found = self._held[node.value] = made[key]
-                if isinstance(found, Packed):
-                    found = replace(found, convolution=node.convolution)
+                found = replace(found, convolution=node.convolution)
                 self.convolutions[node.value] = found
                 if node.before is not None:
                     self._add(node.before)
             elif isinstance(node, StackNode):
                 self._add(node)
 
-    def _packed(self, node: FusedConv, room: PageAllocator) -> PackedWeights:
+    def _packed(self, node: FusedConv, room: PageAllocator) -> Packed:
         kernel, given = self.kernels[node.value], node.convolution
-        if kernel == "onednn":  # which may keep the model's own tensors
-            size = as_4d(self.network.shapes[node.source])
-            return onednn.pack(*folded(self.weights, node), given, size)
         names = [given.weight, given.bias]
         for norm in node.norms:
             names += [norm.mean, norm.var, norm.weight, norm.bias]
@@ -191,7 +187,6 @@ class Packs:
         x, out = tensor_of(node.source), tensor_of(node.value)
         if isinstance(node, FusedConv):
             packed = self.convolutions[node.value]
-            assert isinstance(packed, Packed)
             prologue = Prologue()
             if node.before is not None:
                 scale, shift = self.tensors(node.before, tensor_of)
@@ -226,8 +221,7 @@ class Packs:
         ]
 
 
-def packing(node: FusedConv, kernel: str, network: Network) -> Hashable:
+def packing(node: FusedConv, kernel: str) -> Hashable:
     """What a convolution's packed weights depend on: nodes with the same share them."""
     given = node.convolution
-    key = (given.weight, given.bias, tuple(node.norms), kernel)
-    return (*key, given, network.shapes[node.source]) if kernel == "onednn" else key
+    return given.weight, given.bias, tuple(node.norms), kernel

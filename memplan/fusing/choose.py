@@ -9,29 +9,29 @@ from functools import partial
 
 import torch
 
+from memplan.fusing import onednn
 from memplan.fusing.collapse import Stack
 from memplan.fusing.convolution import algorithms, blank
-from memplan.fusing.engine.arena import Arena
-from memplan.fusing.engine.packs import (
+from memplan.fusing.join import is_depthwise, without_prologues
+from memplan.fusing.kernel import Kernel
+from memplan.fusing.layers import FusedConv, Network, Node, StackNode
+from memplan.fusing.operators import Operation
+from memplan.fusing.packs import (
     Made,
     Packs,
     Stacks,
     as_4d,
     as_planes,
+    folded,
     packing,
 )
-from memplan.fusing.engine.steps import Emitter, Runner
-from memplan.fusing.join import is_depthwise, without_prologues
-from memplan.fusing.layers import FusedConv, Network, Node, StackNode
-from memplan.fusing.operators import Operation
 from memplan.fusing.reference import reference
 from memplan.graph.clock import CLEARLY_SLOWER, clock
+from memplan.graph.native import Segment
 from memplan.graph.weights import Weights
 
 ROUNDS = 3
-ONEDNN_OVERHEAD = (
-    1.08  # what leaving the tape and the arena costs beyond the time of the kernel
-)
+ONEDNN_OVERHEAD = 1.08  # what leaving the tape costs beyond the time of the kernel
 ENOUGH_SECONDS = 0.15  # of timing one convolution
 ENOUGH_WORK = 1 << 30  # multiply-adds of a run long enough to time
 MOST_IMAGES = 4  # that a run is of
@@ -106,8 +106,8 @@ def run_of(
     kernel: str,
     stacks: Stacks,
 ) -> Callable[[], object]:
-    """A run of nodes on noise, as an engine runs them: a convolution by a kernel of
-    this name, and what belongs to it.
+    """A run of nodes on noise, a convolution by a kernel of this name, and what belongs
+    to it.
 
     stacks: the kernels of stacks; an operation of torch that takes about as long runs
     others.
@@ -126,23 +126,42 @@ def run_of(
         found.append(node)
         if isinstance(node, FusedConv) and kernel != "onednn":
             shape = tuple(as_planes(weights[node.convolution.weight]).shape)
-            blanks[packing(node, kernel, network)] = blank(
-                shape, node.convolution, kernel
-            )
+            blanks[packing(node, kernel)] = blank(shape, node.convolution, kernel)
     packs = Packs(weights, network, found, kernels, stacks, blanks)
     shapes = {
         name: (images, *network.shapes[name][1:])
         for node in found
         for name in (*node.inputs(), node.value)
     }
-    nowhere = torch.empty(0, dtype=torch.uint8)
-    arena = Arena({}, 0, 0)
-    emitter = Emitter(packs, "channels_last", shapes, {}, arena, nowhere)
-    runner = Runner(emitter, found, set(shapes))
     noise = {
         name: torch.randn(as_4d(shape), dtype=network.dtypes[name]).contiguous(
             memory_format=torch.channels_last
         )
         for name, shape in shapes.items()
     }
-    return partial(runner.run, noise)
+    steps = [_step(node, packs, noise) for node in found]
+
+    def run(_: object = noise) -> None:  # kernels hold addresses alone
+        for step in steps:
+            step()
+
+    return run
+
+
+def _step(
+    node: Node, packs: Packs, tensors: dict[str, torch.Tensor]
+) -> Callable[[], object]:
+    """A run of a convolution or stack on tensors by their names."""
+    assert isinstance(node, FusedConv | StackNode)
+    if packs.native(node):
+        assert packs.play is not None
+        return Segment(packs.play, [packs.bind(node, tensors.__getitem__)])
+    x = tensors[node.source]
+    if isinstance(node, FusedConv):
+        weights = onednn.pack(*folded(packs.weights, node), node.convolution, x.shape)
+        added = None if node.added is None else tensors[node.added]
+        given = x, weights, node.convolution, added, node.activation
+        return partial(onednn.run, *given)
+    kernel = packs.stacks[node.value]
+    assert not isinstance(kernel, Kernel)
+    return partial(kernel, x, packs.tensors(node, tensors.__getitem__))

@@ -1,4 +1,4 @@
-"""Decisions by measurement: a kernel for each convolution, images at a time."""
+"""Decisions by measurement: a kernel for each convolution."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import contextlib
 import hashlib
 import json
 import warnings
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 import torch
 
 from memplan.errors import EnvironmentUnfitError
-from memplan.fusing.collapse import Stack, collapse
-from memplan.fusing.engine.choose import (
+from memplan.fusing.choose import (
     candidates,
     fastest,
     run_of,
     signature,
     timing_images,
 )
-from memplan.fusing.engine.engine import Engine, images
-from memplan.fusing.engine.packs import Made, Packs, Stacks, as_4d
+from memplan.fusing.collapse import Stack, collapse
 from memplan.fusing.generate import DTYPES
 from memplan.fusing.join import is_depthwise, with_depthwise, without_prologues
 from memplan.fusing.kernel import Kernel, compiled_many
@@ -34,22 +33,17 @@ from memplan.fusing.layers import (
     StackNode,
 )
 from memplan.fusing.options import KERNELS, FuseOptions
+from memplan.fusing.packs import Made, Packs, Stacks, as_4d
 from memplan.fusing.patches import cpu_device
 from memplan.fusing.reference import reference
-from memplan.fusing.triton_stack import DTYPES as GPU_DTYPES
-from memplan.fusing.triton_stack import TritonStack
-from memplan.graph.arenas import ArenaPool
-from memplan.graph.nest import Tensors
-from memplan.graph.program import mapped, refs
+from memplan.graph.program import mapped
 from memplan.graph.weights import Weights
 from memplan.toolchain.cache import Cache
 from memplan.toolchain.instructions import cpu
 from memplan.version import __version__
 
-Plan = tuple[tuple[str, ...], int]
-"""The kernel of each convolution, in order, and how many images go at a time."""
-
-MODEL_IS_FASTER: Plan = ((), 0)
+Plan = tuple[str, ...]
+"""The kernel of each convolution, in order."""
 
 _SUFFIX = ".json"
 
@@ -57,8 +51,7 @@ _SUFFIX = ".json"
 def read_plan(key: str) -> Plan | None:
     """What was decided for nodes, options, CPU and versions; None if nothing was."""
     with contextlib.suppress(EnvironmentUnfitError, ValueError, TypeError):
-        kernels, batch = json.loads(Cache().read(key, _SUFFIX) or b"0")
-        return tuple(map(str, kernels)), int(batch)
+        return tuple(map(str, json.loads(Cache().read(key, _SUFFIX) or b"0")))
     return None
 
 
@@ -89,90 +82,71 @@ def warn_once(what: str, why: Exception) -> None:
         warnings.warn(f"memplan.fuse: {what}: {why}", stacklevel=2)
 
 
-def gpu_stacks(nodes: list[Node], network: Network) -> Stacks:
-    """The GPU kernels of each stack, by value, or torch where it runs them.
+class Decisions:
+    """What a network's convolutions run as, on this machine; without a compiler torch
+    runs everything, after a warning.
 
-    Raises EnvironmentUnfitError if Triton is not installed.
-    """
-    return {
-        node.value: TritonStack(node.operations)
-        if network.dtypes[node.source] in GPU_DTYPES
-        else partial(reference, collapsed(node, network, "channels_first", None))
-        for node in nodes
-        if isinstance(node, StackNode)
-    }
-
-
-BATCHES = (2, 1, 4)  # images at a time that are tried
-
-
-class EngineBuilder:
-    """Builds engines of a network's nodes; without a compiler torch runs everything,
-    after a warning.
-
-    plan: what was decided earlier for the same nodes, options and machine.
+    inputs: of the network, in order. plan: what was decided earlier for the same nodes,
+    options and machine. layout: of values in memory, one of `generate.LAYOUTS`.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what engines are made of
+    def __init__(
         self,
         weights: Weights,
         network: Network,
         nodes: list[Node],
-        inputs: Tensors,
-        expected: object,
+        inputs: Sequence[torch.Tensor],
         options: FuseOptions,
-        arena_pool: ArenaPool,
     ) -> None:
-        self._arena_pool = arena_pool
         self._weights, self.network, self._nodes = weights, network, nodes
-        self.inputs, self._options = inputs, options
-        self._expected = expected
+        self._options = options
         self._convolutions = [each for each in nodes if isinstance(each, FusedConv)]
-        self.device = str(next(iter(inputs.values())).device)
         self.layout = _layout(nodes, inputs)
-        self.own = self.device == "cpu" and has_kernels()
-        self._lacking = self.device == "cpu" and not self.own
+        self.own = has_kernels()
+        self._lacking = not self.own
         self._made: Made = {}
         self._timed: dict[tuple[str, ...], str] = {}  # the fastest of some kernels
         self._near: dict[str, list[str]] = {}  # kernels that may be a node's fastest
-        self.images = images(network)
+        shapes = [network.shapes[name] for name in network.inputs]
+        self._images = shapes[0][0] if shapes and shapes[0] else 1
         self._depthwise = self._stacks_of_depthwise()
-        keys = [_node_key(node, network, weights, self.images) for node in nodes]
+        keys = [_node_key(node, network, weights, self._images) for node in nodes]
         parts = (
-            [self.layout, *keys], self.images, repr(options), cpu(), __version__,
-            torch.__version__,
+            [self.layout, *keys], self._images, cpu(), __version__, torch.__version__,
+            options.joining, options.kernels, options.max_steps,
         )  # fmt: skip
         self._key = hashlib.sha256(repr(parts).encode()).hexdigest()
         self.plan = read_plan(self._key)
-        if self.plan != MODEL_IS_FASTER and not self._is_possible(self.plan):
+        if not self._is_possible(self.plan):
             self.plan = None
 
     def _is_possible(self, plan: Plan | None) -> bool:
         """Whether each convolution can run by what was decided for it."""
-        kernels, batch = plan or MODEL_IS_FASTER
         given = self.network, self._weights, KERNELS
-        if batch < 1 or len(kernels) != len(self._convolutions):
+        if plan is None or len(plan) != len(self._convolutions):
             return False
         return all(
             kernel in (*candidates(node, *given), "onednn")
-            for node, kernel in zip(self._convolutions, kernels, strict=True)
+            for node, kernel in zip(self._convolutions, plan, strict=True)
         )
 
-    def fastest(self, kernels: tuple[str, ...], batch: int) -> Plan:
-        """The plan whose convolutions run as the fastest of `kernels`."""
-        chosen = [self._kernel(node, kernels, batch) for node in self._convolutions]
-        return tuple(chosen), batch
+    def _decided(self) -> Plan:
+        """The plan whose convolutions run as the fastest kernels that the options
+        have."""
+        wanted = self._options.kernels
+        return tuple(self._kernel(each, wanted) for each in self._convolutions)
 
-    def engine(self, plan: Plan) -> Engine:
-        """The engine of a plan."""
-        packs = self.packs(plan)
-        engine = Engine(packs, plan[1], self.layout, self._arena_pool)
-        engine.learn(self._expected, self.inputs)
-        return engine
+    def packs(self) -> Packs:
+        """The nodes of the plan, with all that their kernels need of the model."""
+        if self.plan is not None:
+            return self._packs(self.plan)
+        plan = self._decided()
+        packs = self._packs(plan)
+        if not self._lacking:  # kernels that are missing may exist later
+            write_plan(self._key, plan)
+        return packs
 
-    def packs(self, plan: Plan) -> Packs:
-        """The nodes of a plan, with all that their kernels need of the model."""
-        kernels, _ = plan
+    def _packs(self, kernels: Plan) -> Packs:
         if not self.own:
             kernels = ("onednn",) * len(self._convolutions)
         values = [node.value for node in self._convolutions]
@@ -186,7 +160,7 @@ class EngineBuilder:
         given = self._weights, self.network, nodes, chosen, self._stacks(nodes)
         return Packs(*given, self._made)
 
-    def _kernel(self, node: FusedConv, wanted: tuple[str, ...], batch: int) -> str:
+    def _kernel(self, node: FusedConv, wanted: tuple[str, ...]) -> str:
         if not self.own:
             return "onednn"
         names = candidates(node, self.network, self._weights, wanted)
@@ -195,7 +169,7 @@ class EngineBuilder:
             names = [name for name in names if name != "depthwise"] or ["onednn"]
         if len(names) == 1:
             return names[0]
-        images = timing_images(node, self.network, self._weights, batch)
+        images = timing_images(node, self.network, self._weights, self._images)
         known = signature(node, self.network, self._weights, images)
         if stack is not None:
             known += f" {', '.join(map(str, stack.operations))}"
@@ -251,8 +225,6 @@ class EngineBuilder:
     def _stacks(self, nodes: list[Node]) -> Stacks:
         """What computes each stack, by value: torch where there is no kernel. Warns
         once if some cannot be compiled."""
-        if self.device != "cpu":
-            return gpu_stacks(nodes, self.network)
         found: Stacks = {}
         groups: dict[str, dict[str, Stack]] = {}
         for node in nodes:
@@ -274,23 +246,6 @@ class EngineBuilder:
             found.update(zip(stacks, made, strict=True))
         return found
 
-    def write(self, plan: Plan) -> None:
-        """Cache a decision, unless kernels are missing that may exist later."""
-        if not self._lacking:
-            write_plan(self._key, plan)
-
-    def batches(self) -> list[int]:
-        """Batch sizes to try: all images first, then 2, which shows best whether fewer
-        pay."""
-        wanted = self._options.micro_batch
-        if wanted is not None:
-            return [min(wanted, self.images)]
-        names = (*self.network.inputs, *refs(self.network.outputs))
-        shapes = [self.network.shapes.get(name, ()) for name in names]
-        if not all(shape and shape[0] == self.images for shape in shapes):
-            return [self.images]  # some have no row for each image
-        return [self.images, *(each for each in BATCHES if each < self.images)]
-
 
 def _node_key(node: Node, network: Network, weights: Weights, count: int) -> str:
     """What a node's time depends on, as text: part of the key of a decision."""
@@ -307,13 +262,11 @@ def _node_key(node: Node, network: Network, weights: Weights, count: int) -> str
     return repr((kind, shape, str(dtype), taken, what, torch.get_num_threads()))
 
 
-def _layout(nodes: list[Node], inputs: Tensors) -> str:
+def _layout(nodes: list[Node], inputs: Sequence[torch.Tensor]) -> str:
     """Channels last where there are convolutions, else as the first input is."""
-    first = next(iter(inputs.values()))
-    if first.device.type == "cpu" and any(
-        isinstance(node, FusedConv) for node in nodes
-    ):
+    if any(isinstance(node, FusedConv) for node in nodes):
         return "channels_last"
+    first = inputs[0]
     last = first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
     if last and not first.is_contiguous():
         return "channels_last"

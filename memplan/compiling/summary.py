@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
 
+from memplan.compiling.batches import InBatches
+from memplan.compiling.kernels import Joined
+from memplan.compiling.lazy import Fused, Program
+from memplan.compiling.on_gpu import OnGPU
+from memplan.compiling.parts import CompiledParts
+from memplan.compiling.report import Fallback
 from memplan.fusing.collapse import Stack, collapse, pools_of, sizes
-from memplan.fusing.engine.decide import collapsed
-from memplan.fusing.engine.engine import Engine
-from memplan.fusing.engine.packs import as_4d
+from memplan.fusing.decide import collapsed
 from memplan.fusing.layers import (
+    Concat,
     DepthwiseStack,
     EagerOp,
     FusedConv,
@@ -24,9 +29,11 @@ from memplan.fusing.layers import (
     StackNode,
     stacks,
 )
-from memplan.fusing.module import Fused, PartlyFused
+from memplan.fusing.packs import as_4d
 from memplan.fusing.patches import cpu_device
-from memplan.fusing.prepared import Fallback, Prepared
+from memplan.fusing.planes import with_planes
+from memplan.fusing.recognise import recognise
+from memplan.graph.infer import Inference
 from memplan.graph.lower import argument_name
 from memplan.graph.measure import activation_peak
 
@@ -51,7 +58,7 @@ class Run:
     """A stack and the layers, by name, whose operations it has, in order.
 
     shape: of its input, (n, c, h, w). itemsize: bytes of one value. by: "memplan" where
-    a generated kernel runs it, "torch", or "" where it is the paper's view alone.
+    a generated kernel runs it, "" where it is the paper's view alone.
     """
 
     name: str
@@ -141,93 +148,89 @@ class Summary:
 
 
 def summary(fused: Fused) -> Summary:
-    """What became of a model, of `memplan.fuse`, that was called at least once.
-
-    By its last program; of modules in it by all of theirs.
-    """
+    """What became of a model, of `memplan.fuse`, that was called at least once, by its
+    last program."""
     programs = fused.programs()
     if not programs:
         return Summary("unchanged", "", [])
-    last = programs[-1]
-    if isinstance(last, PartlyFused):
-        options = fused.options
-        parts = [_part(each, path, options.max_steps) for path, each in _inside(last)]
-        any_ = any(part.status == "fused" for part in parts)
-        return Summary("parts" if any_ else "unchanged", last.reason, parts)
-    part = _part(last, "", fused.options.max_steps)
+    last, most = programs[-1], fused.options.max_steps
+    if isinstance(last, CompiledParts):
+        parts = [_part(each, path, most) for path, each in last.parts.items()]
+        return Summary("parts", last.memplan.reason, parts)
+    part = _part(last, "", most)
     return Summary(part.status, part.reason, [part])
 
 
 def peak_bytes(run: Callable[[], object], fused: Fused | None = None) -> int:
     """Bytes of activations that a call takes at the most, its results among them.
 
-    fused: the model of `memplan.fuse` that `run` calls, if it does: the arenas that it
-    keeps from call to call are counted, too; call it once before.
+    fused: the model of `memplan.fuse` that `run` calls, if it does: the arena that it
+    keeps from call to call is counted, too; call it once before.
     """
-    kept = [] if fused is None else [each.engine.arena for each in prepared(fused)]
-    return activation_peak(run) + sum(arena.bytes for arena in kept)
+    kept = [] if fused is None else [each.memplan.arena for each in fused.prepared()]
+    return activation_peak(run) + max(kept, default=0)
 
 
-def prepared(fused: Fused) -> Iterator[Prepared]:
-    """All that runs fused in a model of `memplan.fuse`."""
-    for program in fused.programs():
-        inner = _inside(program) if isinstance(program, PartlyFused) else []
-        for each in (program, *(part for _, part in inner)):
-            if isinstance(each, Prepared):
-                yield each
+def _part(program: Program, path: str, max_steps: int | None) -> Part:
+    if isinstance(program, OnGPU):
+        layout = "channels_first"
+        return _found(Part(path, "fused"), program.network, layout, max_steps)
+    if isinstance(program, Fallback):
+        network = program.network
+        if network is None:
+            return Part(path, "unchanged", program.reason)
+        layers = [replace(each, became="torch") for each in network.layers]
+        part = Part(path, "unchanged", program.reason, layers=layers)
+        return _found(part, network, "channels_last", max_steps)
+    assert program.runner is not None
+    runner, schedule = program.runner, program.runner.schedule
+    target = runner.whole if isinstance(runner, InBatches) else runner.target
+    network = recognise(with_planes(target.program, Inference()), target.module)
+    joined = schedule.joined
+    if joined is None:
+        layers = [replace(each, became="torch") for each in network.layers]
+        part = Part(path, "fused", layers=layers)
+    else:
+        layers = outcomes(joined, {each.name: each for each in network.layers})
+        shapes = {**joined.network.shapes, **network.shapes}  # of all images
+        network = replace(joined.network, layers=layers, shapes=shapes)
+        part = Part(path, "fused", layers=layers, running=_running(joined, max_steps))
+    part = replace(part, arena=schedule.plan.peak, bound=schedule.plan.lower_bound)
+    count = next((shape[0] for x in network.inputs if (shape := network.shapes[x])), 1)
+    at_a_time = runner.batch if isinstance(runner, InBatches) else count
+    part = replace(part, at_a_time=at_a_time, images=count)
+    layout = "channels_last" if joined is None else joined.layout
+    return _found(part, network, layout, max_steps)
 
 
-def _inside(parted: PartlyFused) -> Iterator[tuple[str, Prepared | Fallback]]:
-    """The programs of the modules that run fused, and these modules' paths."""
-    for path in parted.paths:
-        for program in parted.mirror.get_submodule(path).programs():
-            yield path, program
-
-
-def _part(program: Prepared | Fallback, path: str, max_steps: int | None) -> Part:
-    network, reason = program.network, getattr(program, "reason", "")
-    if network is None:
-        return Part(path, "unchanged", reason)
-    engine = program.engine if isinstance(program, Prepared) else None
-    layout = "channels_last" if engine is None else engine.layout
-    part = Part(
-        path,
-        "unchanged" if engine is None else "fused",
-        reason,
+def _found(part: Part, network: Network, layout: str, max_steps: int | None) -> Part:
+    """A part with what the paper would find in its network."""
+    return replace(
+        part,
         inputs={argument_name(name): network.shapes[name] for name in network.inputs},
         found=paper_stacks(network, layout, max_steps),
         limit=cpu_device(layout).limit,
     )
-    if engine is None:
-        layers = [replace(each, became="torch") for each in network.layers]
-        return replace(part, layers=layers)
-    return replace(
-        part,
-        layers=outcomes(network, engine.nodes, engine.kernels),
-        running=_running(network, engine, max_steps),
-        images=engine.images,
-        at_a_time=min(engine.batch, engine.images),
-        arena=engine.arena.bytes,
-        bound=engine.arena.bound,
-    )
 
 
-def outcomes(
-    network: Network, nodes: Sequence[Node], kernels: dict[str, str]
-) -> list[Layer]:
-    """The layers of a network that runs as these nodes, with what became of each.
+def outcomes(joined: Joined, named: Mapping[str, Layer]) -> list[Layer]:
+    """The layers of a network, with what became of each.
 
-    kernels: the algorithm of each convolution, by its node's value.
+    named: layers by the model's names, where these are known.
     """
     known: dict[str, tuple[str, str, str]] = {}  # became, into, kernel
-    for node in nodes:
+    reasons: dict[str, str] = {}
+    for node in joined.nodes:
         main = node.convolution if isinstance(node, DepthwiseStack) else node
         head = main.layers[0]
         for name in node.names():
             if isinstance(node, EagerOp):
                 known[name] = "torch", "", ""
             elif isinstance(main, FusedConv) and name == head:
-                known[name] = "convolution", "", kernels[main.value]
+                known[name] = "convolution", "", joined.kernels[main.value]
+            elif node.value not in joined.native and not isinstance(node, Concat):
+                known[name] = "torch", "", ""
+                reasons[name] = _why_not(node, joined)
             elif isinstance(main, FusedConv):
                 known[name] = "joined", head, ""
             elif isinstance(node, StackNode):
@@ -235,13 +238,21 @@ def outcomes(
             else:
                 known[name] = "placed", "", ""
     found = []
-    for layer in network.layers:
+    for layer in joined.network.layers:
         became, into, kernel = known.get(layer.name, ("nothing", "", ""))
-        reason = layer.reason if became == "torch" else ""
-        found.append(
-            replace(layer, became=became, into=into, kernel=kernel, reason=reason)
-        )
+        own = named.get(layer.name, layer)
+        why = reasons.get(layer.name, own.reason) if became == "torch" else ""
+        found.append(replace(own, became=became, into=into, kernel=kernel, reason=why))
     return found
+
+
+def _why_not(node: Node, joined: Joined) -> str:
+    """Why torch runs a layer that can be joined with others."""
+    if isinstance(node, FusedConv):
+        return "its convolution runs by oneDNN"
+    if joined.packs.native(node):
+        return "a kernel would need a copy of what it reads"
+    return "no kernel was compiled"
 
 
 def paper_stacks(network: Network, layout: str, max_steps: int | None) -> list[Run]:
@@ -268,19 +279,20 @@ def paper_stacks(network: Network, layout: str, max_steps: int | None) -> list[R
     return found
 
 
-def _running(network: Network, engine: Engine, max_steps: int | None) -> list[Run]:
-    """The stacks among the nodes that run."""
+def _running(joined: Joined, max_steps: int | None) -> list[Run]:
+    """The stacks among the nodes that kernels run."""
     found: list[Run] = []
-    for node in engine.nodes:
-        if isinstance(node, StackNode):
+    network = joined.network
+    for node in joined.nodes:
+        if isinstance(node, StackNode) and node.value in joined.native:
             found.append(
                 Run(
                     node.value,
                     tuple(node.layers),
-                    collapsed(node, network, engine.layout, max_steps),
+                    collapsed(node, network, joined.layout, max_steps),
                     as_4d(network.shapes[node.source]),
                     network.dtypes[node.source].itemsize,
-                    "memplan" if engine.native(node) else "torch",
+                    "memplan",
                 )
             )
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from memplan.compiling.layouts import Relaying, channels_last
 from memplan.compiling.passes import Flat
-from memplan.fusing.engine import arena as arenas
-from memplan.fusing.engine.decide import EngineBuilder
-from memplan.fusing.engine.packs import Packs, as_4d
+from memplan.fusing.concatenate import Place, copies, place
+from memplan.fusing.decide import Decisions
 from memplan.fusing.join import join
-from memplan.fusing.kernel import Kernel, spacing
+from memplan.fusing.kernel import Kernel as StackKernel
+from memplan.fusing.kernel import spacing
 from memplan.fusing.layers import (
     Concat,
     DepthwiseStack,
@@ -26,21 +26,47 @@ from memplan.fusing.layers import (
     gates,
     pointwise,
 )
-from memplan.fusing.options import FuseOptions, Joining
+from memplan.fusing.options import FuseOptions
+from memplan.fusing.packs import Packs, as_4d
 from memplan.fusing.planes import LINEAR, ROWS, with_planes
 from memplan.fusing.recognise import recognise
-from memplan.graph.arenas import ArenaPool
 from memplan.graph.infer import Inference, meta_of
 from memplan.graph.native import OUT, Assembled, Bound, Native, Play
-from memplan.graph.program import Meta, Op, Ref, Step
+from memplan.graph.program import Meta, Op, Program, Ref, Step, refs
 from memplan.graph.weights import Weights
 
 aten = torch.ops.aten
 
-MOST = 1 << 30  # images at a time: all
+
+@dataclass(frozen=True)
+class Joined:
+    """A program's layers as the nodes that compute them.
+
+    packs: the nodes, and what their kernels need. layout: of values in memory, see
+    `fusing.generate.LAYOUTS`. native: nodes that run as kernels, by their values.
+    """
+
+    packs: Packs
+    layout: str
+    native: frozenset[str]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """What computes the network's values, in order."""
+        return self.packs.nodes
+
+    @property
+    def network(self) -> Network:
+        """The program's layers."""
+        return self.packs.network
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """The algorithm of each convolution, by value."""
+        return self.packs.kernels
 
 
-class Fused(Native):
+class Kernel(Native):
     """What a node of a network computes, as the target of an operator.
 
     layout: of all that it takes and makes, see `fusing.generate.LAYOUTS`. into: see
@@ -85,7 +111,7 @@ class Fused(Native):
     @property
     def scratch(self) -> int:
         kernel = self._packs.stacks.get(self.node.value)
-        if not isinstance(kernel, Kernel):
+        if not isinstance(kernel, StackKernel):
             return 0
         return kernel.between_bytes(as_4d(self._packs.network.shapes[self.node.source]))
 
@@ -123,63 +149,61 @@ def _planes(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 4 else tensor[:, :, None, None]
 
 
-def fused(
-    flat: Flat, inference: Inference, inputs: Sequence[Tensor], kernels: tuple[str, ...]
-) -> tuple[Flat, int]:
-    """The program with what can be joined as kernels, and the bytes of their weights,
-    if it has a convolution of images that gains by that.
+def with_kernels(
+    flat: Flat,
+    inference: Inference,
+    inputs: Sequence[Tensor],
+    options: FuseOptions,
+    anywhere: bool = False,
+) -> tuple[Flat, Joined | None]:
+    """The program with what can be joined as kernels, if it has a convolution of images
+    that gains by that; `anywhere`: any layer.
 
-    flat: its operators as torch.export has them. inputs: of the program. kernels: what
-    convolutions may run as, see FuseOptions; the fastest is taken. What no kernel runs
-    stays as it is. Results are equal to the program's but for rounding.
+    flat: its operators as torch.export has them. inputs: of the program. What no kernel
+    runs stays as it is. Results are equal to the program's but for rounding.
     """
     if not inputs:
-        return flat, 0
+        return flat, None
     viewed = replace(flat, program=with_planes(flat.program, inference))
+    found = _joined(viewed, inputs, options, anywhere)
     # Averaging in front of a convolution is for kernels: it is no operator of torch's.
-    for joining in Joining(), Joining(pools=False):
-        found = _packs(viewed, inputs, FuseOptions(joining, kernels, micro_batch=MOST))
-        if found is None:
-            return flat, 0
-        packs, layout = found
-        if all(packs.native(each) or _is_known(each, viewed) for each in packs.nodes):
-            break
-    return _Fusing(viewed, inference, packs, layout).fused()
+    if found is not None and not _all_known(found.packs, viewed):
+        unmoved = replace(options, joining=replace(options.joining, pools=False))
+        found = _joined(viewed, inputs, unmoved, anywhere)
+    if found is None:
+        return flat, None
+    fusing = _Fusing(viewed, inference, found.packs, found.layout)
+    return fusing.fused(), replace(found, native=frozenset(fusing.native))
 
 
-def _is_known(node: Node, flat: Flat) -> bool:
-    """Whether a node makes and takes values of the program."""
-    return flat.program.metas.keys() >= {node.value, *node.inputs()}
+def _all_known(packs: Packs, flat: Flat) -> bool:
+    """Whether nodes that no kernel runs make and take values of the program."""
+    others = (each for each in packs.nodes if not packs.native(each))
+    names = {name for node in others for name in (node.value, *node.inputs())}
+    return flat.program.metas.keys() >= names
 
 
-def _packs(
-    flat: Flat, inputs: Sequence[Tensor], options: FuseOptions
-) -> tuple[Packs, str] | None:
-    """Nodes and their kernels, and the layout of their values; None if no kernel is of
-    a convolution of images."""
-    # Weights are known by the names that they have in the program.
-    names = {name: name for name in flat.program.constants}
-    network = recognise(replace(flat.program, constants=names), nn.Module())
+def _joined(
+    flat: Flat, inputs: Sequence[Tensor], options: FuseOptions, anywhere: bool
+) -> Joined | None:
+    """Nodes and their kernels; None if no kernel is of a convolution of images, or
+    `anywhere` none at all."""
+    network = recognise(named(flat.program), nn.Module())
     nodes = join(network, options.joining)
-    if not any(_is_of_images(node, network) for node in nodes):
+    if not (anywhere or any(_is_of_images(node, network) for node in nodes)):
         return None
-    builder = EngineBuilder(
-        Weights(nn.Module(), flat.constants),
-        network,
-        nodes,
-        dict(zip(network.inputs, inputs, strict=True)),
-        None,
-        options,
-        ArenaPool(),
-    )
-    plan = builder.plan
-    if plan is None:
-        plan = builder.fastest(options.kernels, builder.images)
-        builder.write(plan)
-    packs = builder.packs(plan)
-    if not any(_is_of_images(x, network) and packs.native(x) for x in packs.nodes):
+    weights = Weights(nn.Module(), flat.constants)
+    decisions = Decisions(weights, network, nodes, inputs, options)
+    packs = decisions.packs()
+    native = [each for each in packs.nodes if packs.native(each)]
+    if not (native if anywhere else any(_is_of_images(x, network) for x in native)):
         return None
-    return packs, builder.layout
+    return Joined(packs, decisions.layout, frozenset())
+
+
+def named(program: Program) -> Program:
+    """The program, its weights by the names that they have in it."""
+    return replace(program, constants={name: name for name in program.constants})
 
 
 def _is_of_images(node: Node, network: Network) -> bool:
@@ -198,12 +222,14 @@ class _Fusing(Relaying):
         self._ops = {layer.name: layer.op for layer in packs.network.layers}
         self._places = self._placed() if layout == "channels_last" else {}
         self._joint: dict[str, Ref] = {}  # buffers of concatenations, by their values
+        self.native: set[str] = set()  # what kernels have computed
 
-    def fused(self) -> tuple[Flat, int]:
+    def fused(self) -> Flat:
         packs, order = self._packs, {name: i for i, name in enumerate(self._ops)}
         for node in packs.nodes:
             if self._is_kernel(node):
                 self.values[node.value] = self._kernel(node)
+                self.native.add(node.value)
             elif isinstance(node, Concat) and node.value in self._places:
                 self.values[node.value] = self._assembled(node)
             else:
@@ -211,7 +237,11 @@ class _Fusing(Relaying):
                     op = self._ops[name]
                     by = self._unviewed if op.target in {LINEAR, ROWS} else self.again
                     self.values[name] = by(op)
-        return self.flat(packs.network.outputs), packs.bytes
+        program = self.old.program
+        pairs = zip(refs(program.outputs), refs(packs.network.outputs), strict=True)
+        for own, other in pairs:  # that of a layer that computes nothing is its input
+            self.values.setdefault(own, self.values[other])
+        return self.flat(program.outputs)
 
     def _unviewed(self, op: Op) -> Ref:
         """A linear layer of planes or a convolution of rows, by torch."""
@@ -225,7 +255,7 @@ class _Fusing(Relaying):
         given = planes, bias, *op.args[3:]
         return self.to.add(op, op.name, aten.conv2d.default, x, *given)
 
-    def _placed(self) -> dict[str, arenas.Place]:
+    def _placed(self) -> dict[str, Place]:
         """The places of concatenations, and of pieces that kernels write."""
         packs, shapes = self._packs, self._packs.network.shapes
         made = {node.value for node in packs.nodes if packs.native(node)}
@@ -238,7 +268,7 @@ class _Fusing(Relaying):
         apart = {name for node in packs.nodes for name in gates(node)}
         return {
             value: each
-            for value, each in arenas.place(packs.nodes, shapes, writes, apart).items()
+            for value, each in place(packs.nodes, shapes, writes, apart).items()
             if value not in made or each.buffer != value
         }
 
@@ -249,14 +279,14 @@ class _Fusing(Relaying):
             return False
         if isinstance(node, FusedConv) or len(node.names()) > 1:
             return True
-        target = Fused(node, self._packs, self._layout)
+        target = Kernel(node, self._packs, self._layout)
         metas = [self.to.meta(self.values[name]) for name in target.names]
         in_place = node.value in self._places
         return in_place or all(target.takes(*each) for each in enumerate(metas))
 
     def _kernel(self, node: FusedConv | StackNode) -> Ref:
         into = node.value in self._places
-        target = Fused(node, self._packs, self._layout, into)
+        target = Kernel(node, self._packs, self._layout, into)
         # The value of an average that was moved has no name in the program.
         op = self._ops.get(node.value) or self._ops[node.names()[-1]]
         values = [self.values[name] for name in target.names]
@@ -267,7 +297,7 @@ class _Fusing(Relaying):
     def _assembled(self, node: Concat) -> Ref:
         """The concatenation: a view of its buffer when all pieces are there."""
         places, shapes = self._places, self._packs.network.shapes
-        lacking = [value for value, _ in arenas.copies(node, places, shapes)]
+        lacking = [value for value, _ in copies(node, places, shapes)]
         moved, channel = {}, 0
         for i, piece in enumerate(node.pieces):
             if piece in lacking:
@@ -300,7 +330,7 @@ def converted(flat: Flat, inference: Inference) -> Flat:
     done: dict[tuple[str, str], Ref] = {}  # copies, by value and layout
     for op in program.ops:
         target = op.target if isinstance(op, Op) else None
-        if not isinstance(target, Fused):
+        if not isinstance(target, Kernel):
             ops.append(op)
             continue
         taken = []

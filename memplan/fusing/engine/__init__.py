@@ -1,1 +1,0 @@
-"""Nodes made to run: places in an arena, kernels chosen by time, a tape of calls."""
