@@ -127,6 +127,7 @@ class Bench:
         self.inputs = Signature().arranged(model, given.args, given.kwargs)
         self.progress, self.options = aloud(options.progress), options
         self.fusing = fusing
+        self._forced = fusing is not None and not fusing.measure
         self.kernels: list[tuple[str, ...]] = []  # sets to try, the last without
         if fusing is not None:
             self.kernels += kernel_subsets(fusing.kernels)
@@ -229,8 +230,7 @@ class Bench:
                 failed.append(found.memplan.reason)
             best = min([*([best] if best else []), found], key=rank)
             # Without packed weights memory goes before time.
-            forced = self.fusing is not None and not self.fusing.measure
-            patient = forced or choices.kernels == (LESS_SCRATCH,)
+            patient = self._forced or choices.kernels == (LESS_SCRATCH,)
             enough = math.inf if patient else 1.0
             fits = rank(found)[0] < 2
             if rank(best) <= (0, enough) or (plain and (fits or choices.room <= LEAST)):
@@ -394,7 +394,8 @@ class Bench:
             plan=schedule.plan,
         )
         module = Compiled(self.model, plan, runner)
-        self.timed(module)
+        if not self._forced:
+            self.timed(module)
         return module
 
     def timed(self, module: Compiled) -> None:
@@ -422,7 +423,7 @@ class Bench:
         """Bytes that a module that is faster may need."""
         if self.fusing is None:
             return max(MAX_GROWTH * self.before, self.before + PAGE)
-        if not self.fusing.measure:
+        if self._forced:
             return math.inf
         if isinstance(self.model, StandIn) and (own := self.model.budget()) is not None:
             return max(own, self.before)
@@ -430,7 +431,7 @@ class Bench:
 
     def _objection(self, plan: CompilePlan) -> str:
         """Why a plan gains nothing; "" if it gains memory or time."""
-        if self.fusing is not None and not self.fusing.measure:
+        if self._forced:
             return "" if plan.kernels or plan.packed else "it has no supported layers"
         if plan.slowdown > self.slowest:
             return f"it {too_slow(plan, self.slowest)}"
