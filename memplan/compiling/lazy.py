@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from memplan.compiling.module import Compiled
+from memplan.compiling.module import OTHER_KINDS, Compiled, kinds_of
 from memplan.compiling.on_gpu import OnGPU
 from memplan.compiling.parts import CompiledParts
 from memplan.compiling.prepare import prepare
@@ -25,7 +25,8 @@ from memplan.graph.weights import Watch
 RECHECK_EVERY = 16  # calls that fell back, until only one in so many is checked again
 MOST_CHANGES = 8  # of modules, in so many calls for each, until no more are followed
 
-Program = Compiled | OnGPU | Fallback
+Made = Compiled | OnGPU
+Program = Made | Fallback
 
 
 class Fused(StandIn):
@@ -63,23 +64,30 @@ class Fused(StandIn):
             return None
         inputs = self._signature.arranged(self.model, args, kwargs)
         try:
-            key, tensors = key_of(inputs)
+            key = _key(inputs)
         except UnsupportedCallError as error:
             self._warn(str(error))
             return None
-        key = key, *(each.stride() for each in tensors)
         program = self._program(key, inputs)
         if isinstance(program, Fallback):
             self._fallbacks += self._fallbacks < RECHECK_EVERY
             return None
         self._fallbacks = 0
+        run = self._run(key, program, inputs)
+        return None if run is None else (key, run)
+
+    def _run(self, key: object, program: Made, inputs: Inputs) -> Run | None:
+        """What computes a program's results; None: the model does, in this call."""
         if isinstance(program, CompiledParts):
-            return key, partial(_in_parts, program, inputs)
+            return partial(_in_parts, program, inputs)
         if isinstance(program, OnGPU):
-            return key, partial(program.run, inputs)
+            return partial(program.run, inputs)
         assert program.runner is not None
-        ready = program.runner.ready(inputs)
-        return (key, partial(program.runner, inputs)) if ready else None
+        reason = program.runner.unready(inputs)
+        if reason == OTHER_KINDS:
+            with self._lock:
+                self._compile(key, inputs, changed=True)
+        return None if reason else partial(program.runner, inputs)
 
     def _skips_check(self) -> bool:
         """Whether checking this call would most likely cost time for nothing."""
@@ -150,6 +158,15 @@ class Fused(StandIn):
     def prepared(self) -> list[Compiled]:
         """Those of them that run fused."""
         return [each for each in self.programs() if isinstance(each, Compiled)]
+
+
+def _key(inputs: Inputs) -> object:
+    """What a program depends on. Raises UnsupportedCallError."""
+    kinds: object = kinds_of(inputs)  # the quicker of the two
+    if kinds is None:
+        nest, tensors = key_of(inputs)
+        kinds = nest, *(each.stride() for each in tensors)
+    return kinds, torch.get_num_threads()
 
 
 def _in_parts(program: CompiledParts, inputs: Inputs) -> object:

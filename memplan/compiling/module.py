@@ -30,6 +30,7 @@ from memplan.graph.standin import Run, StandIn, intercepted
 from memplan.graph.weights import Watch, Weights
 
 MOST_CHANGES = 3  # of weights, in calls in a row, until they are not bound any more
+OTHER_KINDS = "weights have other shapes or types than when it was compiled"
 KEEPS = "several earlier ones were still in use; from now on all calls copy theirs"
 
 
@@ -60,22 +61,24 @@ class Runner:
         self._bound = False
         self.bind(inputs)
 
-    def ready(self, inputs: Inputs) -> bool:
-        """Whether it is bound to the weights as they are: binds them again if they have
-        changed, but not while they change at every call."""
+    def unready(self, inputs: Inputs) -> str:
+        """Why it cannot run with the weights as they are; "" if it can. Binds them
+        again if they have changed, but not while they change at every call."""
         if self._bound and self.watch.same_weights():
             self._changes = 0
-            return True
+            return ""
         with self._lock:
             same = self.watch.same_weights()
-            self._changes += not same
             if same and self._bound:  # another thread has bound them
-                return True
+                return ""
+            if not same and not self.watch.same_kinds():
+                return OTHER_KINDS
+            self._changes += not same
             if same or self._changes <= MOST_CHANGES:
                 self.bind(inputs)
-            else:
-                self.watch, self._bound = self.watch.again(), False
-            return self._bound
+                return ""
+            self.watch, self._bound = self.watch.again(), False
+            return "its weights change at every call"
 
     def bind(self, inputs: Inputs) -> None:
         """Bind the weights again, which have other values or lie elsewhere."""
@@ -119,14 +122,11 @@ class Runner:
                 self._laid[position] = one.stride()
 
     def outdated(self) -> str:
-        """What changed in the model so that its program is another; "" for nothing."""
+        """What changed in the model, beside its weights, so that its program is
+        another; "" for nothing."""
         if not self.watch.same_modules() or not self.watch.same_containers():
             return "its modules, attributes or hooks have changed"
-        if number := self.watch.other_number():
-            return number
-        if self.watch.same_weights() or self.watch.same_kinds():
-            return ""
-        return "weights have other shapes or types than when it was compiled"
+        return self.watch.other_number()
 
     def takes(self, kinds: Kinds | None) -> bool:
         """Whether it was made for plain tensors of these kinds."""
@@ -228,7 +228,7 @@ class Compiled(StandIn):
         return [self.runner] if self.runner is not None else []
 
     def stale(self) -> bool:
-        """Whether the model has changed in more than its weights' values."""
+        """Whether the model has changed in more than its weights."""
         return any(runner.outdated() for runner in self.runners())
 
     def settle(self) -> None:
@@ -272,9 +272,7 @@ class Compiled(StandIn):
             inputs = self._signature.arranged(self.model, args, kwargs)
             runner = self._runner_for(inputs, first)
         if isinstance(runner, Runner):
-            runner = runner.outdated() or runner
-        if isinstance(runner, Runner) and not runner.ready(inputs):
-            runner = "its weights change at every call"
+            runner = runner.outdated() or runner.unready(inputs) or runner
         if isinstance(runner, str):
             self._warn(runner)
             return None

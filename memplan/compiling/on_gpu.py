@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -61,14 +60,13 @@ class OnGPU:
 
     def _bind(self) -> None:
         """Take the weights as they are now."""
-        target, places_of = self._target, self.network.constants
-        known = places(target.module)
-        self.watch = Watch(
-            target.module, [x for x in places_of.values() if x in known], target.numbers
-        )
+        target, known = self._target, places(self._target.module)
+        own = [each for each in self.network.constants.values() if each in known]
+        watch = Watch(target.module, own, target.numbers)
         torchs = {x.value: "onednn" for x in self._nodes if isinstance(x, FusedConv)}
         given = target.weights, self.network, self._nodes, torchs, self._stacks
         self._packs = Packs(*given)
+        self.watch = watch  # last: other threads then take the weights for current
 
     def fuses(self) -> bool:
         """Whether it has any stacks."""
@@ -79,7 +77,7 @@ class OnGPU:
         watch = self.watch
         if not (watch.same_modules() and watch.same_containers()):
             return True
-        return bool(watch.other_number()) or not watch.same_kinds()
+        return bool(watch.other_number()) or watch.other_kinds()
 
     def run(self, inputs: Inputs) -> object:
         """The model's results."""
@@ -117,53 +115,29 @@ class OnGPU:
         return op.target(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """A model beside what replaces it, on the same inputs."""
-
-    model: nn.Module
-    inputs: Inputs
-    made: OnGPU
-
-    def error(self) -> float:
-        """The largest relative error, on the inputs and on noise."""
-
-        def run(*args: object, **kwargs: object) -> object:
-            return self.made.run(Inputs(args, kwargs))
-
-        expected = results_of(self.inputs, self.model, self.model)
-        found = results_of(self.inputs, self.model, run, len(expected))
-        pairs = zip(expected, found, strict=True)
-        return max(relative_error(*each) for each in pairs)
-
-    def slowdown(self) -> float:
-        """The ratio of the times."""
-        tensors = (each for each in self.inputs.leaves() if isinstance(each, Tensor))
-        device = str(next(tensors).device)
-        runs = [
-            partial(self.made.run, self.inputs),
-            partial(self.inputs.run, self.model),
-        ]
-        took, plain = seconds(runs, device)
-        return took / plain
-
-
 def prepare_on_gpu(
-    model: nn.Module, inputs: Inputs, options: FuseOptions, effects: bool
+    model: nn.Module, inputs: Inputs, options: FuseOptions
 ) -> OnGPU | Fallback:
-    """The model for inputs of this form on a GPU, or why it runs unchanged.
-
-    effects: whether it has any. Raises MemplanError.
-    """
-    if effects:
-        return Fallback("it does more than give a result")
+    """The model, which has no effects, for inputs of this form on a GPU, or why it runs
+    unchanged. Raises MemplanError."""
     made = OnGPU(capture(model, inputs, quick=True))
     if not made.fuses():
         return Fallback("it has no supported layers", made.network)
-    runs = _Runs(model, inputs, made)
-    if (error := runs.error()) > accepted(inputs.run(model), options):
+
+    def run(*args: object, **kwargs: object) -> object:
+        return made.run(Inputs(args, kwargs))
+
+    expected = results_of(inputs, model, model)
+    found = results_of(inputs, model, run, len(expected))
+    error = max(map(relative_error, expected, found))
+    if error > accepted(expected, options):
         raise InputError(f"the fused results differ by {error:.1e}")
-    if options.measure and (ratio := runs.slowdown()) > NO_GAIN:
-        reason = f"it would take {ratio:.2f} times as long; the limit is {NO_GAIN}"
-        return Fallback(reason, made.network)
+    if options.measure:
+        device = next(x.device for x in inputs.leaves() if isinstance(x, Tensor))
+        runs = [partial(each, *inputs.args, **inputs.kwargs) for each in (run, model)]
+        took, plain = seconds(runs, str(device))
+        if took > NO_GAIN * plain:
+            times = f"{took / plain:.2f} times as long"
+            reason = f"it would take {times}; the limit is {NO_GAIN}"
+            return Fallback(reason, made.network)
     return made

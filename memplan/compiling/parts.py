@@ -52,7 +52,8 @@ class CompiledParts(Compiled):
         return [each for part in self.parts.values() for each in part.runners()]
 
     def stale(self) -> bool:
-        return bool(self._other()) or super().stale()
+        others = any(each.watch.other_kinds() for each in self.runners())
+        return others or bool(self._other()) or super().stale()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = *args, *kwargs.values()

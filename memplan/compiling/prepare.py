@@ -50,23 +50,25 @@ def prepare(
         if reason := unsupported_model(own, tensors):
             return Fallback(reason, None, Watch(own, ()), 1)
         inputs = inputs.with_tensors([lying_as(x, x.detach()) for x in tensors])
-        effects = False
+        effects = ""
         try:  # it stays as its first run leaves it
             without_effects(own, inputs, partial(inputs.run, model))
-        except SideEffectsError:
-            effects = True
+        except SideEffectsError as problem:
+            effects = str(problem)
         if not tensors:
             return Fallback("it takes no tensors", None, Watch(own, ()), every)
         device, network = str(tensors[0].device), None
         try:
-            if device != "cpu":
-                found = prepare_on_gpu(own, inputs, options, effects)
+            if device != "cpu" and effects:
+                reason = effects
+            elif device != "cpu":
+                found = prepare_on_gpu(own, inputs, options)
                 if not isinstance(found, Fallback):
                     return found
                 reason, network = found.reason, found.network
             else:
                 work = Compiling(model, inputs, CompileOptions(pack=True), options)
-                made = work.fused(effects)
+                made = work.fused(bool(effects))
                 if made.runner is not None or made.memplan.parts:
                     made.settle()
                     return made

@@ -33,7 +33,7 @@ from memplan.fusing.layers import (
     StackNode,
 )
 from memplan.fusing.options import KERNELS, FuseOptions
-from memplan.fusing.packs import Made, Packs, Stacks, as_4d
+from memplan.fusing.packs import Packs, Stacks, as_4d
 from memplan.fusing.patches import cpu_device
 from memplan.fusing.reference import reference
 from memplan.graph.program import mapped
@@ -104,9 +104,7 @@ class Decisions:
         self.layout = _layout(nodes, inputs)
         self.own = has_kernels()
         self._lacking = not self.own
-        self._made: Made = {}
         self._timed: dict[tuple[str, ...], str] = {}  # the fastest of some kernels
-        self._near: dict[str, list[str]] = {}  # kernels that may be a node's fastest
         shapes = [network.shapes[name] for name in network.inputs]
         self._images = shapes[0][0] if shapes and shapes[0] else 1
         self._depthwise = self._stacks_of_depthwise()
@@ -133,8 +131,7 @@ class Decisions:
     def _decided(self) -> Plan:
         """The plan whose convolutions run as the fastest kernels that the options
         have."""
-        wanted = self._options.kernels
-        return tuple(self._kernel(each, wanted) for each in self._convolutions)
+        return tuple(map(self._kernel, self._convolutions))
 
     def packs(self) -> Packs:
         """The nodes of the plan, with all that their kernels need of the model."""
@@ -157,12 +154,12 @@ class Decisions:
         nodes = self._with_depthwise(
             nodes, {value for value, kernel in chosen.items() if kernel == "depthwise"}
         )
-        given = self._weights, self.network, nodes, chosen, self._stacks(nodes)
-        return Packs(*given, self._made)
+        return Packs(self._weights, self.network, nodes, chosen, self._stacks(nodes))
 
-    def _kernel(self, node: FusedConv, wanted: tuple[str, ...]) -> str:
+    def _kernel(self, node: FusedConv) -> str:
         if not self.own:
             return "onednn"
+        wanted = self._options.kernels
         names = candidates(node, self.network, self._weights, wanted)
         stack = self._depthwise[node.value] if "depthwise" in names else None
         if stack is not None and not isinstance(self._kernels.get(stack.value), Kernel):
@@ -175,15 +172,11 @@ class Decisions:
             known += f" {', '.join(map(str, stack.operations))}"
         key = (known, *names)
         if key not in self._timed:
-            before = self._near.get(node.value, names)
-            left = [name for name in names if name in before] or names
-            near = [*left] if len(left) == 1 else self._fastest(node, images, left)
-            self._near.setdefault(node.value, near)
-            self._timed[key] = near[0]
+            self._timed[key] = self._fastest(node, images, names)
         return self._timed[key]
 
-    def _fastest(self, node: FusedConv, images: int, names: list[str]) -> list[str]:
-        """See `fastest`."""
+    def _fastest(self, node: FusedConv, images: int, names: list[str]) -> str:
+        """The fastest of some kernels."""
         stack, runs = self._depthwise.get(node.value), {}
         for name in names:
             nodes: list[Node] = [node]

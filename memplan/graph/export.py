@@ -88,28 +88,20 @@ def export(
     )
 
 
-# What may return its operand unchanged, so that both are taken for one value.
-COPIES = {
-    *("clone", "copy", "to", "_to_copy", "type_as", "contiguous", "mul", "lift"),
-    *("dropout", "feature_dropout", "native_dropout", "lift_fresh_copy"),
-}
-
-
 def _is_plain(graph: fx.Graph) -> bool:
     """Whether operators write at most to whole values of the graph's own, of which
-    nobody has another view or a copy."""
+    nobody has another view."""
     import torch
 
     order = {node: i for i, node in enumerate(graph.nodes)}
     views: list[tuple[int, int, int]] = []  # storage, when made, and last used
-    copies: list[tuple[set[int], fx.Node]] = []  # storages of operands
     own: set[int] = set()  # storages of values that are not views
     whole: set[fx.Node] = set()  # values that are not views
     for i, node in enumerate(graph.nodes):
         if node.op != "call_function":
             continue
-        here = _storage(node)
-        taken = {_storage(each) for each in node.all_input_nodes}
+        here = storage_of(node)
+        taken = {storage_of(each) for each in node.all_input_nodes}
         last = max((order[each] for each in node.users), default=0)
         if node.target is operator.getitem or here in taken:
             views.append((here, i, last))
@@ -127,27 +119,10 @@ def _is_plain(graph: fx.Graph) -> bool:
             views.pop()  # it is the whole value
             if any(made < i < end for root, made, end in views if root == here):
                 return False
-            if any(_shared(here, i, each, order) for each in copies):
-                return False
-        elif node.target._schema.name.removeprefix("aten::") in COPIES:
-            copies.append((taken, node))
     return True
 
 
-def _shared(
-    written: int, when: int, copied: tuple[set[int], fx.Node], order: dict[fx.Node, int]
-) -> bool:
-    """Whether a value and its copy are both used after one of them was written."""
-    sources, copy = copied
-    if written in sources:
-        return any(order[each] > when for each in copy.users)
-    if written != _storage(copy):
-        return False
-    users = [each for source in copy.all_input_nodes for each in source.users]
-    return any(order[each] > when for each in users)
-
-
-def _storage(node: fx.Node) -> int:
+def storage_of(node: fx.Node) -> int:
     """The storage of a node's tensor; one of its own for other values."""
     value = node.meta.get("val")
     if not hasattr(value, "untyped_storage"):

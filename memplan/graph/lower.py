@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from memplan.errors import InputError
-from memplan.graph.export import DataDependentError, Exported, functional
+from memplan.graph.export import DataDependentError, Exported, functional, storage_of
 from memplan.graph.infer import Inference, ShapeError, meta_of
 from memplan.graph.program import Argument, Op, Program, Ref, refs, results
 
@@ -138,7 +138,9 @@ class _Lowering:
         self._names[node] = [Ref(op.name)] if first else Ref(op.name)
         if written:
             old, new = args[0], self._names[node]
-            self._names.update((n, new) for n, v in self._names.items() if v == old)
+            here = storage_of(node)  # a copy that was left out is not written
+            same = (n for n, v in self._names.items() if v == old)
+            self._names.update((n, new) for n in same if storage_of(n) == here)
 
     def _unchanged(self, op: Op, node: fx.Node) -> Argument:
         """The argument that an operator returns unchanged, or None."""

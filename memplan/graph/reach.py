@@ -35,15 +35,13 @@ Held = dict[object, object]
 class _Place:
     """Something that holds values, and those that it held `then`, by key or position.
 
-    owner: the module whose code reaches it. put: makes it hold other values. own:
-    whether they are attributes of the module itself.
+    owner: the module whose code reaches it. put: makes it hold other values.
     """
 
     owner: nn.Module
     now: Callable[[], Held]
     put: Callable[[Held], None]
     then: Held
-    own: bool = False
 
     def differs(self) -> bool:
         """Whether it holds another value now, or another tensor."""
@@ -134,10 +132,9 @@ class Attributes:
         owner: nn.Module,
         now: Callable[[], Held],
         put: Callable[[Held], None],
-        own: bool = False,
     ) -> None:
         then = now()
-        self._places.append(_Place(owner, now, put, then, own))
+        self._places.append(_Place(owner, now, put, then))
         self._left += [(owner, each) for each in then.values()]
 
     def _object(self, owner: nn.Module, value: object, unseen: set[str]) -> None:
@@ -161,7 +158,7 @@ class Attributes:
                 else:
                     own[name] = each
 
-        self._hold(owner, now, put, isinstance(value, nn.Module))
+        self._hold(owner, now, put)
         for kind in type(value).__mro__:
             if not is_library(kind):
                 self._class(owner, kind)

@@ -150,6 +150,11 @@ class Watch:
         now = [held.get(name) for held, name in self._held]
         return [None if each is None else Kind.of(each) for each in now] == self._kinds
 
+    def other_kinds(self) -> bool:
+        """Whether a tensor has another type, shape or device; those whose values are
+        the same are not looked at."""
+        return not self.same_weights() and not self.same_kinds()
+
     def same_modules(self) -> bool:
         """Whether modules, modes, attributes and hooks are unchanged, and tensors that
         are one still are."""

@@ -67,7 +67,7 @@ def same(made: OnGPU, model: Any, inputs: Inputs) -> None:
 def test_it_follows_the_weights_and_sees_other_changes() -> None:
     model, inputs = network()
     with torch.no_grad():
-        made = prepare_on_gpu(model, inputs, FORCED, effects=False)
+        made = prepare_on_gpu(model, inputs, FORCED)
         assert isinstance(made, OnGPU)
         same(made, model, inputs)
         model.conv.weight.mul_(2)
@@ -82,14 +82,13 @@ def test_what_gains_nothing_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     model, inputs = network()
     monkeypatch.setattr(on_gpu, "seconds", lambda *_: [3.0, 1.0])
     with torch.no_grad():
-        found = prepare_on_gpu(model, inputs, FuseOptions(), effects=False)
+        found = prepare_on_gpu(model, inputs, FuseOptions())
         assert isinstance(found, Fallback)
         assert "3.00 times as long" in found.reason
         bare = nn.Sequential(nn.Conv2d(3, 4, 1)).eval()
-        found = prepare_on_gpu(bare, inputs, FORCED, effects=False)
+        found = prepare_on_gpu(bare, inputs, FORCED)
         assert isinstance(found, Fallback)
         assert found.reason == "it has no supported layers"
-        assert isinstance(prepare_on_gpu(model, inputs, FORCED, effects=True), Fallback)
 
 
 def test_results_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,4 +99,4 @@ def test_results_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(on_gpu, "TritonStack", stack)
     with torch.no_grad(), pytest.raises(InputError, match="fused results differ"):
-        prepare_on_gpu(model, inputs, FORCED, effects=False)
+        prepare_on_gpu(model, inputs, FORCED)

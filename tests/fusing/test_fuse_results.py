@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from fuse_alike import FORCED, alike, block, made, noise, same  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as f  # noqa: E402
 
-from memplan.compiling import bench  # noqa: E402
+from memplan.compiling.bench import Bench  # noqa: E402
 from memplan.compiling.fuse import fuse  # noqa: E402
 from memplan.compiling.module import Compiled, Runner  # noqa: E402
 from memplan.compiling.parts import CompiledParts  # noqa: E402
@@ -292,11 +292,14 @@ def test_images_go_some_at_a_time(most: int) -> None:
 def test_the_fastest_number_of_images_is_taken(
     fewer: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def seconds(runs: Any, *_: Any, **__: Any) -> list[float]:
-        batch = getattr(runs[1].__closure__[1].cell_contents.runner, "batch", 8)
-        return [10.0, 5.0 * (fewer if batch == 2 else 1.0)]
+    def timed(_: Bench, module: Compiled) -> None:
+        batch = getattr(module.runner, "batch", 8)
+        after = 5.0 * (fewer if batch == 2 else 1.0)
+        module.memplan = replace(
+            module.memplan, seconds_before=10.0, seconds_after=after
+        )
 
-    monkeypatch.setattr(bench, "seconds", seconds)
+    monkeypatch.setattr(Bench, "timed", timed)
     model, x = made(lambda s, x: s.body(x)), noise(8, 3, 8, 8)
     ready = fuse(model)
     with torch.no_grad():
