@@ -351,10 +351,13 @@ class Compiling:
             sizes = [max(n for n in range(1, wanted + 1) if not count % n)]
         for size in (each for each in sizes if each < count and not count % each):
             made = self._batch(size)
-            if made.runner is None:
-                break
-            if wanted is not None:
+            if wanted is not None and made.runner is not None:
                 return made
+            if made.runner is None:
+                if wanted is not None and found.runner is not None:  # it is told
+                    why = made.memplan.reason
+                    found.memplan = replace(found.memplan, reason=why)
+                break
             gains = best.runner is None or bench.slowdown(made) < bench.slowdown(best)
             best = made if gains else best
             if gains == (size < SIZES[0]):  # the next would not be faster

@@ -124,6 +124,8 @@ class Fused(StandIn):
             self._warn(program.reason)
         elif isinstance(program, CompiledParts):
             self._warn(program.memplan.reason, "parts of the model run unchanged")
+        elif isinstance(program, Compiled) and program.memplan.reason:
+            self._warn(program.memplan.reason, "all images run at once")
         if isinstance(program, Compiled):
             for plan in (program.memplan, *program.memplan.parts.values()):
                 for error in plan.internal_errors:

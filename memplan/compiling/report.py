@@ -38,7 +38,8 @@ class CompilePlan:
     """The result of `memplan.compile`. Bytes are of activations, without parameters
     and inputs.
 
-    status: "compiled", or "unchanged" if the model runs as it was, for `reason`.
+    status: "compiled", or "unchanged" if the model runs as it was, for `reason`; that
+    also says why images do not run some at a time, if that was asked.
     bytes_before: the model's peak by the allocator's events. bytes_after: the arena and
     `beside`. arena: bytes of the arena. beside: the peak of what torch allocates while
     the program runs, its results among them. lent: values and blocks that lie in the

@@ -269,7 +269,7 @@ MIXING: dict[str, Callable[..., Any]] = {
 def test_images_that_see_each_other_go_together(kind: str) -> None:
     model, x = made(MIXING[kind]), noise(4, 3, 8, 8)
     ready = fuse(model, FuseOptions(measure=False, micro_batch=1))
-    with torch.no_grad():
+    with torch.no_grad(), pytest.warns(UserWarning, match="all images run at once: "):
         same(model(x), ready(x))
     assert type(ready.programs()[0].runner) is Runner
 

@@ -100,7 +100,7 @@ def test_images_that_may_depend_on_others_go_together(
     model.scale = torch.ones(4, 1, 1, 1)
     x = noise(4, 3, 8, 8)
     ready = fuse(model, FuseOptions(measure=False, micro_batch=1))
-    with torch.no_grad():
+    with torch.no_grad(), pytest.warns(UserWarning, match="all images run at once: "):
         for each in (x, torch.cat([255 * x[:1], x[1:]])):
             same(model(each), ready(each), 1e-3)
     assert type(ready.programs()[0].runner) is Runner
