@@ -22,7 +22,7 @@ from memplan.graph.nest import flatten, overlapping
 from memplan.graph.program import Op, Program, refs, results
 from memplan.graph.script import NoTapeError
 
-SIZES = (2, 1, 4)  # images at a time that are tried, while that gains anything
+SIZES = (2, 1)  # images at a time that are tried, while that gains anything
 # Operators whose second argument is the shape of their result.
 SHAPED = {"aten.view", "aten._unsafe_view", "aten.reshape", "aten.expand"}
 

@@ -21,6 +21,7 @@ from memplan.compiling.module import Compiled, Runner, tensors_of
 from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import LESS_SCRATCH, Choices, PackedTooMuchError
 from memplan.errors import InputError, MemplanError, UsageError
+from memplan.fusing.decide import Timed
 from memplan.fusing.options import KERNELS, FuseOptions, kernel_subsets
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Target
@@ -49,6 +50,7 @@ COARSER = 1e-5  # a tolerance above it is of results in 16 bits
 SLACK = 1 << 20  # bytes more of a fused model that are nothing to speak of
 PAGE = 4096  # bytes of growth that are nothing to speak of
 SMALL = 1 << 16  # bytes of constants, computed once, that are nothing to speak of
+FASTER = 0.98  # times the rival's time, above which it is no faster
 PATIENT = 1.5  # seconds of a second measurement
 DEFECT = "internal error: "
 LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
@@ -85,6 +87,10 @@ class CompileOptions:
             raise UsageError(f"time_limit is seconds above 0, not {self.time_limit}")
         if self.portable and (self.pack or self.reuse_outputs):
             raise UsageError("portable does not go with pack or reuse_outputs")
+
+
+class NoFasterError(Exception):
+    """A module is no faster than its rival, and was not checked."""
 
 
 class Bench:
@@ -138,8 +144,10 @@ class Bench:
         if not options.pack:
             self.kernels += [(LESS_SCRATCH,), ()]
         self.whole: Target | None = None  # where `target` is for some of the images
+        self.rival: Compiled | None = None  # then: what a module must beat
         self.refused = False  # whether a tape cannot hold the program
         self.plans: list[CompilePlan] = []  # all that were measured
+        self._timed: Timed = {}
         self._long = False  # whether it needs no warm-up
         self._results: list[object] = []  # of the model, for its inputs and noise
         self.loops: WeakKeyDictionary[Compiled, Trial] = WeakKeyDictionary()
@@ -252,6 +260,7 @@ class Bench:
         base = Choices(
             fusing=self.fusing or FuseOptions(),
             anywhere=self.fusing is not None,
+            timed=self._timed,
             reorders=self.fusing is None,  # for less memory, which takes a while
             effort=EFFORT // LESS if loops else EFFORT,
             most=self.before if self.options.pack is None else None,
@@ -270,7 +279,8 @@ class Bench:
         """A module, measured; the model itself if that is wrong. And whether it would
         be the same without kernels.
 
-        Raises PackedTooMuchError if packed weights take more than they may.
+        Raises PackedTooMuchError if packed weights take more than they may,
+        NoFasterError if it is no faster than the rival.
         """
         try:
             given = self.target, program, self.inputs, choices
@@ -294,6 +304,13 @@ class Bench:
         found = self._checked(runner, program, again)
         return found, not schedule.packed and not schedule.relieved
 
+    def beats(self, runner: Runner, rival: Compiled) -> bool:
+        """Whether a run is clearly faster than one of `rival`."""
+        assert rival.runner is not None
+        runs = [partial(each, self.inputs) for each in (rival.runner, runner)]
+        before, after = seconds(runs, enough=0.0, ready=self._long)
+        return after < FASTER * before
+
     def _refused(self, refusal: NoTapeError) -> Compiled:
         self.refused = True
         return self.unchanged(f"it has {refusal}, which a tape cannot hold")
@@ -304,9 +321,12 @@ class Bench:
         if difference := runner.difference(self.inputs):
             return self.unchanged(f"it can be compiled only {difference}")
         try:
-            runner.learn(self.expected()[0], runner(self.inputs))
+            if self.rival is not None and not self.beats(runner, self.rival):
+                raise NoFasterError
             self.progress("checking the results")
             error = self._error(runner)
+        except NoFasterError:
+            raise
         except NoTapeError as refusal:
             return self._refused(refusal)
         except Exception as failure:  # as above, of torch's kernels
@@ -321,12 +341,17 @@ class Bench:
         return self._measured(runner, program, again, error)
 
     def _error(self, runner: Runner) -> float:
-        """The largest error of the runner's results, on these inputs and on noise."""
+        """The largest error of the runner's results, on these inputs and on noise. The
+        first of them say how results are to lie."""
+        models = self.expected()[:1]
 
         def run(given: Inputs) -> object:
             if difference := runner.difference(given):  # kernels would read elsewhere
                 raise MemplanError(f"it is compiled {difference}")
-            return runner(given)
+            found = runner(given)
+            while models:
+                runner.learn(models.pop(), found)
+            return found
 
         return self.error_of(run)
 

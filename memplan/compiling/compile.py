@@ -24,7 +24,13 @@ from memplan.chunking.search import Trial
 from memplan.chunking.shapes import resized, same_operators
 from memplan.compiling.attention import with_attention
 from memplan.compiling.batches import SIZES, images, some, with_images
-from memplan.compiling.bench import NO_GAIN, Bench, CompileOptions, too_slow
+from memplan.compiling.bench import (
+    NO_GAIN,
+    Bench,
+    CompileOptions,
+    NoFasterError,
+    too_slow,
+)
 from memplan.compiling.costs import in_arena, leans
 from memplan.compiling.functions import with_functions
 from memplan.compiling.module import Compiled, tensors_of
@@ -350,22 +356,23 @@ class Compiling:
         if wanted is not None:
             sizes = [max(n for n in range(1, wanted + 1) if not count % n)]
         for size in (each for each in sizes if each < count and not count % each):
-            made = self._batch(size)
-            if wanted is not None and made.runner is not None:
-                return made
+            try:
+                made = self._batch(size, best if wanted is None else None)
+            except NoFasterError:
+                break
             if made.runner is None:
                 if wanted is not None and found.runner is not None:  # it is told
                     why = made.memplan.reason
                     found.memplan = replace(found.memplan, reason=why)
                 break
-            gains = best.runner is None or bench.slowdown(made) < bench.slowdown(best)
-            best = made if gains else best
-            if gains == (size < SIZES[0]):  # the next would not be faster
-                break
+            best = made
         return best
 
-    def _batch(self, size: int) -> Compiled:
-        """The module that runs so many images at a time."""
+    def _batch(self, size: int, rival: Compiled | None) -> Compiled:
+        """The module that runs so many images at a time.
+
+        Raises NoFasterError if it is no faster than a rival that runs.
+        """
         bench, inference = self._bench, Inference()
         inputs = some(bench.inputs, 0, size)
         try:
@@ -374,10 +381,11 @@ class Compiling:
         except (InputError, ShapeError) as problem:
             return bench.unchanged(str(problem))
         bench.whole, bench.target = bench.target, target
+        bench.rival = rival if rival is not None and rival.runner is not None else None
         try:
             return self._whole(Exports([target], {}, inference), math.inf)
         finally:
-            bench.target, bench.whole = bench.whole, None
+            bench.target, bench.whole, bench.rival = bench.whole, None, None
 
     def _has_whole(self, exports: Exports) -> bool:
         """Whether the model was exported in one part, the target from now on."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from memplan.compiling.layouts import Relaying, channels_last
 from memplan.compiling.passes import Flat
 from memplan.fusing.concatenate import Place, copies, place
-from memplan.fusing.decide import Decisions
+from memplan.fusing.decide import Decisions, Timed
 from memplan.fusing.join import join
 from memplan.fusing.kernel import Kernel as StackKernel
 from memplan.fusing.kernel import spacing
@@ -155,21 +155,23 @@ def with_kernels(
     inputs: Sequence[Tensor],
     options: FuseOptions,
     anywhere: bool = False,
+    timed: Timed | None = None,
 ) -> tuple[Flat, Joined | None]:
     """The program with what can be joined as kernels, if it has a convolution of images
     that gains by that; `anywhere`: any layer.
 
-    flat: its operators as torch.export has them. inputs: of the program. What no kernel
-    runs stays as it is. Results are equal to the program's but for rounding.
+    flat: its operators as torch.export has them. inputs: of the program. timed: see
+    Decisions. What no kernel runs stays as it is. Results are equal to the program's
+    but for rounding.
     """
     if not inputs:
         return flat, None
     viewed = replace(flat, program=with_planes(flat.program, inference))
-    found = _joined(viewed, inputs, options, anywhere)
+    found = _joined(viewed, inputs, options, anywhere, timed)
     # Averaging in front of a convolution is for kernels: it is no operator of torch's.
     if found is not None and not _all_known(found.packs, viewed):
         unmoved = replace(options, joining=replace(options.joining, pools=False))
-        found = _joined(viewed, inputs, unmoved, anywhere)
+        found = _joined(viewed, inputs, unmoved, anywhere, timed)
     if found is None:
         return flat, None
     fusing = _Fusing(viewed, inference, found.packs, found.layout)
@@ -184,7 +186,11 @@ def _all_known(packs: Packs, flat: Flat) -> bool:
 
 
 def _joined(
-    flat: Flat, inputs: Sequence[Tensor], options: FuseOptions, anywhere: bool
+    flat: Flat,
+    inputs: Sequence[Tensor],
+    options: FuseOptions,
+    anywhere: bool,
+    timed: Timed | None,
 ) -> Joined | None:
     """Nodes and their kernels; None if no kernel is of a convolution of images, or
     `anywhere` none at all."""
@@ -193,7 +199,7 @@ def _joined(
     if not (anywhere or any(_is_of_images(node, network) for node in nodes)):
         return None
     weights = Weights(nn.Module(), flat.constants)
-    decisions = Decisions(weights, network, nodes, inputs, options)
+    decisions = Decisions(weights, network, nodes, inputs, options, timed)
     packs = decisions.packs()
     native = [each for each in packs.nodes if packs.native(each)]
     if not (native if anywhere else any(_is_of_images(x, network) for x in native)):

@@ -26,15 +26,16 @@ from memplan.fusing.packs import (
     packing,
 )
 from memplan.fusing.reference import reference
-from memplan.graph.clock import CLEARLY_SLOWER, clock
+from memplan.graph.clock import CLEARLY_SLOWER, clock, timed
 from memplan.graph.native import Segment
 from memplan.graph.weights import Weights
 
 ROUNDS = 3
 ONEDNN_OVERHEAD = 1.08  # what leaving the tape costs beyond the time of the kernel
-ENOUGH_SECONDS = 0.15  # of timing one convolution
+ENOUGH_SECONDS = 0.08  # of timing one convolution
 ENOUGH_WORK = 1 << 30  # multiply-adds of a run long enough to time
-MOST_IMAGES = 4  # that a run is of
+MOST_IMAGES = 4  # that a run is of, unless images go through one at a time
+COLD = 0.005  # seconds that a first run may take, however slow it is beside others
 
 
 def candidates(
@@ -71,21 +72,23 @@ def signature(node: FusedConv, network: Network, weights: Weights, images: int) 
 def timing_images(
     node: FusedConv, network: Network, weights: Weights, batch: int
 ) -> int:
-    """How many of a batch's images a convolution is timed on."""
+    """How many images a convolution is timed on: as many for all batches but of one, so
+    that what is known of one serves the others."""
     weight: tuple[int, ...] = tuple(weights[node.convolution.weight].shape)
     *_, height, width = as_4d(network.shapes[node.value])
     work = math.prod(weight) * height * width
-    return max(1, min(batch, MOST_IMAGES, ENOUGH_WORK // max(work, 1)))
+    most = 1 if batch == 1 else MOST_IMAGES
+    return max(1, min(most, ENOUGH_WORK // max(work, 1)))
 
 
 def fastest(runs: dict[str, Callable[[], object]]) -> str:
     """The kernel whose run is the fastest."""
-    for run in runs.values():
-        run()  # the first time touches memory
     best = dict.fromkeys(runs, float("inf"))
+    first = {name: timed(run)[1] for name, run in runs.items()}  # it touches memory
+    enough = max(COLD, 2 * CLEARLY_SLOWER * min(first.values()))
+    near = [name for name in runs if first[name] <= enough]
     now, began = clock(), time.perf_counter()
-    near = list(runs)
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if len(near) > 1 else 0):
         for name in near:
             start = now()
             runs[name]()

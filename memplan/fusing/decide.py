@@ -44,6 +44,8 @@ from memplan.version import __version__
 
 Plan = tuple[str, ...]
 """The kernel of each convolution, in order."""
+Timed = dict[tuple[str, ...], str]
+"""The fastest of some kernels, by what their times depend on."""
 
 _SUFFIX = ".json"
 
@@ -86,7 +88,8 @@ class Decisions:
     """What a network's convolutions run as, on this machine; without a compiler torch
     runs everything, after a warning.
 
-    inputs: of the network, in order. plan: what was decided earlier for the same nodes,
+    inputs: of the network, in order. timed: what was found for other networks, which
+    gets what is found for this. plan: what was decided earlier for the same nodes,
     options and machine. layout: of values in memory, one of `generate.LAYOUTS`.
     """
 
@@ -97,6 +100,7 @@ class Decisions:
         nodes: list[Node],
         inputs: Sequence[torch.Tensor],
         options: FuseOptions,
+        timed: Timed | None = None,
     ) -> None:
         self._weights, self.network, self._nodes = weights, network, nodes
         self._options = options
@@ -104,7 +108,7 @@ class Decisions:
         self.layout = _layout(nodes, inputs)
         self.own = has_kernels()
         self._lacking = not self.own
-        self._timed: dict[tuple[str, ...], str] = {}  # the fastest of some kernels
+        self._timed: Timed = {} if timed is None else timed
         shapes = [network.shapes[name] for name in network.inputs]
         self._images = shapes[0][0] if shapes and shapes[0] else 1
         self._depthwise = self._stacks_of_depthwise()
