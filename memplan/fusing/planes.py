@@ -16,6 +16,8 @@ from memplan.graph.lower import without_dead
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, is_pointwise, mapped
 
 aten = torch.ops.aten
+RESHAPES = {"aten.view", "aten._unsafe_view", "aten.reshape", "aten.reshape_as"}
+RESHAPES |= {"aten.flatten", "aten.unflatten"}
 KIND: object = torch.float32, "cpu"  # of what kernels take
 _library = torch.library.Library("memplan", "FRAGMENT")
 _library.define("linear_of_planes(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
@@ -68,12 +70,31 @@ class _Viewing:
     def all(self) -> Program:
         for step in self._old.ops:
             assert isinstance(step, Op)
+            if (planes := self._reshaped(step)) is not None:
+                self._to.append(step)
+                self._planes[step.name] = planes
+                continue
             views = self._views_of(step)
             if views is None or not self._put(step, views):
                 self._to.append(step)  # what it takes may lie in another storage now
         if not (self._planes or self._rows):
             return self._old
         return without_dead(self._to.program)
+
+    def _reshaped(self, op: Op) -> Ref | None:
+        """The planes of an operator's result if it has the rows of a value that has
+        planes, in another shape."""
+        if op.key not in RESHAPES or not isinstance(op.args[0], Ref):
+            return None
+        planes = self._planes.get(op.args[0].name)
+        meta = self._old.metas[op.name]
+        if planes is None or not isinstance(meta, Meta) or not meta.contiguous:
+            return None
+        n, c, height, width = self._to.meta(planes).shape
+        if len(meta.shape) == 2:  # which is for a normalisation
+            return planes if meta.shape == (n * height * width, c) else None
+        same = meta.shape in {(n, height * width, c), (n, height, width, c)}
+        return planes if same and (height == 1 or len(meta.shape) == 4) else None
 
     def _views_of(self, op: Op) -> dict[str, Ref] | None:
         """The views that an operator is to run on; None if on none."""
@@ -86,7 +107,10 @@ class _Viewing:
             return self._planes if own and rows and not op.kwargs else None
         if op.key in {"aten.conv1d", "aten.batch_norm"}:
             begins = op.key == "aten.conv1d" and own and _is_of_batches(op, metas)
-            follows = op.key == "aten.batch_norm" and names[0] in self._rows
+            normalises = op.key == "aten.batch_norm"
+            if normalises and names[0] in self._planes and len(metas[0].shape) == 2:
+                return self._planes
+            follows = normalises and names[0] in self._rows
             return self._rows if begins or follows else None
         if is_pointwise(op) and len({getattr(each, "shape", 0) for each in metas}) == 1:
             if any(each in self._rows for each in names):
@@ -161,6 +185,11 @@ class _Viewing:
             to.end(op, aten.squeeze.dim, made, 2)
         elif len(shape) == 4:
             to.end(op, aten.permute.default, made, [0, 2, 3, 1])
+        elif len(shape) == 2:
+            last = to.add(
+                op, f"{made.name}_flat", aten.permute.default, made, [0, 2, 3, 1]
+            )
+            to.end(op, aten.view.default, last, list(shape))
         else:
             rows = to.add(op, f"{made.name}_rows", aten.squeeze.dim, made, 2)
             if len(shape) == 3:

@@ -210,13 +210,21 @@ class _Modules:
         self._keys = [(group, tuple(group)) for group in counted]
         loose = [(group, name) for group, name, value in own if _is_tensor(value)]
         self._loose = [_row(group, name) for group, name in loose]
+        groups = [*(row[0] for row in self._rows), *counted]
+        self._groups = list({id(each): each for each in groups}.values())
+        self._versions = _state.versions(self._groups)
 
     def same(self) -> bool:
-        return (
-            _state.has_keys(self._keys)
-            and _state.holds(self._rows)
-            and _state.holds_tensors(self._loose)
-        )
+        return self._same_groups() and _state.holds_tensors(self._loose)
+
+    def _same_groups(self) -> bool:
+        if _state.has_versions(self._groups, self._versions):
+            return True
+        now = _state.versions(self._groups)  # before, as other threads may change them
+        if not (_state.has_keys(self._keys) and _state.holds(self._rows)):
+            return False
+        self._versions = now
+        return True
 
 
 # Attributes that all modules have.
@@ -250,7 +258,10 @@ def _is_tensor(value: object) -> bool:
 def _row(group: dict[str, torch.Tensor], name: str) -> _state.Row:
     tensor = group[name]
     where = tensor._version, tensor.data_ptr()
-    return group, name, tensor, *where, tensor.shape, tensor.stride()
+    # Twice as far apart, the elements of a vector would not fit in its storage.
+    room = tensor.untyped_storage().nbytes() // tensor.itemsize
+    alone = tensor.dim() == 0 or (tensor.dim() == 1 and room < 2 * len(tensor) - 1)
+    return group, name, tensor, *where, tensor.shape, None if alone else tensor.stride()
 
 
 def _holder(model: torch.nn.Module, name: str) -> tuple[dict[str, torch.Tensor], str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -93,6 +95,59 @@ def test_tensors_are_the_same_by_version_and_place() -> None:
         assert not _state.holds_tensors([then])
 
 
+def test_vectors_are_the_same_by_shape() -> None:
+    tensor = torch.zeros(4)
+    then = (
+        {"a": tensor},
+        "a",
+        tensor,
+        tensor._version,
+        tensor.data_ptr(),
+        tensor.shape,
+        None,
+    )
+    assert _state.holds_tensors([then])
+    scalar = tensor[0]
+    for other in (tensor[:2], tensor.view(2, 2), scalar):
+        tensor.data = other
+        assert not _state.holds_tensors([then])
+
+
+def test_versions_count_changes() -> None:
+    group: dict[str, Any] = {"a": 1}
+    groups: list[dict[str, Any]] = [group, {}]
+    then = _state.versions(groups)
+    known = sys.version_info < (3, 13)
+    assert _state.has_versions(groups, then) == known
+    changes: list[Callable[[], object]] = [
+        lambda: group.update(a=2),
+        lambda: group.update(b=1),
+        lambda: group.pop("b"),
+        lambda: groups[1].setdefault("c"),
+        group.clear,
+    ]
+    for change in changes:
+        change()
+        assert not _state.has_versions(groups, then)
+        then = _state.versions(groups)
+        assert _state.has_versions(groups, then) == known
+    with pytest.raises(ValueError, match="other groups"):
+        _state.has_versions(groups[1:], then)
+
+
+def test_attributes_count_as_changes() -> None:
+    module = torch.nn.Linear(2, 2)
+    groups = [vars(module)]
+    then = _state.versions(groups)
+    module.note = 1
+    assert not _state.has_versions(groups, then)
+    then = _state.versions(groups)
+    for _ in range(100):  # the interpreter has quicker ways for what is done often
+        module.note = object()
+        assert not _state.has_versions(groups, then)
+        then = _state.versions(groups)
+
+
 def test_keys_and_bytes() -> None:
     group: dict[str, object] = {"a": 1, "b": 2}
     rows = [(group, ("a", "b"))]
@@ -120,6 +175,7 @@ def test_keys_and_bytes() -> None:
         ("holds_tensors", ({"a": 1}, "a", 1)),
         ("has_keys", ({}, "one")),
         ("has_keys", (3, ())),
+        ("versions", 1),
         ("has_bytes", ("here", b"")),
         ("has_bytes", (1, "text")),
     ],

@@ -2,7 +2,9 @@
 #include <nanobind/nanobind.h>
 
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
@@ -79,12 +81,52 @@ bool holds_tensors(const nb::list& rows) {
     if (found(rows, i) != tensor) return false;
     if (!gives(nb::steal(PyObject_GetAttr(tensor, version)), item(rows, i, 3)) ||
         !gives(nb::steal(PyObject_CallMethodNoArgs(tensor, data_ptr)),
-               item(rows, i, 4)) ||
-        !gives(nb::steal(PyObject_GetAttr(tensor, shape)), item(rows, i, 5)) ||
-        !gives(nb::steal(PyObject_CallMethodNoArgs(tensor, stride)),
-               item(rows, i, 6))) {
+               item(rows, i, 4))) {
       return false;
     }
+    if (!gives(nb::steal(PyObject_GetAttr(tensor, shape)), item(rows, i, 5))) return false;
+    PyObject* strides = item(rows, i, 6);
+    if (strides != Py_None &&
+        !gives(nb::steal(PyObject_CallMethodNoArgs(tensor, stride)), strides)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// CPython counts the changes of a dictionary until 3.12; its instances write past the
+// count in later versions.
+#if PY_VERSION_HEX < 0x030D0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+std::uint64_t version(PyObject* group) {
+  return reinterpret_cast<PyDictObject*>(group)->ma_version_tag;
+}
+#pragma GCC diagnostic pop
+#else
+std::uint64_t version(PyObject*) { return 0; }
+#endif
+
+PyObject* checked_dict(const nb::list& groups, std::size_t i) {
+  PyObject* group = PyList_GET_ITEM(groups.ptr(), static_cast<Py_ssize_t>(i));
+  if (!PyDict_Check(group)) throw nb::type_error("a group is a dict");
+  return group;
+}
+
+nb::bytes versions(const nb::list& groups) {
+  std::vector<std::uint64_t> found(groups.size());
+  for (std::size_t i = 0; i < found.size(); ++i) found[i] = version(checked_dict(groups, i));
+  return nb::bytes(found.data(), found.size() * sizeof found[0]);
+}
+
+bool has_versions(const nb::list& groups, const nb::bytes& then) {
+  if (then.size() != groups.size() * sizeof(std::uint64_t)) {
+    throw nb::value_error("versions are of other groups");
+  }
+  const char* at = then.c_str();
+  for (std::size_t i = 0; i < groups.size(); ++i, at += sizeof(std::uint64_t)) {
+    const std::uint64_t now = version(checked_dict(groups, i));
+    if (now == 0 || std::memcmp(&now, at, sizeof now) != 0) return false;
   }
   return true;
 }
@@ -125,5 +167,7 @@ NB_MODULE(_state, m) {
   m.def("holds", &holds, "rows"_a);
   m.def("holds_tensors", &holds_tensors, "rows"_a);
   m.def("has_keys", &has_keys, "rows"_a);
+  m.def("versions", &versions, "groups"_a);
+  m.def("has_versions", &has_versions, "groups"_a, "then"_a);
   m.def("has_bytes", &has_bytes, "rows"_a);
 }
