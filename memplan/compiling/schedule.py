@@ -21,6 +21,7 @@ from memplan.core.verify import verify
 from memplan.errors import MemplanError
 from memplan.fusing.decide import Timed
 from memplan.fusing.options import FuseOptions
+from memplan.fusing.volumes import with_volumes
 from memplan.graph.execute import Layout, Tape
 from memplan.graph.infer import Inference
 from memplan.graph.lending import ALIGNMENT
@@ -158,7 +159,10 @@ def _passed(
     inference, nbytes, joined = Inference(), 0, None
     given = storages(constants.values())
     program = with_plain_attention(program, inference)
-    flat = folded(unrolled(program, constants, inference), given, most)
+    flat = unrolled(program, constants, inference)
+    if not {"onednn", LESS_SCRATCH}.issuperset(choices.kernels):
+        flat = replace(flat, program=with_volumes(flat.program, inference))
+    flat = folded(flat, given, most)
     if choices.kernels:
         options = replace(choices.fusing, kernels=choices.kernels)
         how = options, choices.anywhere, choices.timed

@@ -210,8 +210,8 @@ class _Modules:
         self._keys = [(group, tuple(group)) for group in counted]
         loose = [(group, name) for group, name, value in own if _is_tensor(value)]
         self._loose = [_row(group, name) for group, name in loose]
-        groups = [*(row[0] for row in self._rows), *counted]
-        self._groups = list({id(each): each for each in groups}.values())
+        held = [*(row[0] for row in self._rows), *counted]
+        self._groups = list({id(each): each for each in held}.values())
         self._versions = _state.versions(self._groups)
 
     def same(self) -> bool:
