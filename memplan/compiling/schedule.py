@@ -21,6 +21,7 @@ from memplan.core.verify import verify
 from memplan.errors import MemplanError
 from memplan.fusing.decide import Timed
 from memplan.fusing.options import FuseOptions
+from memplan.fusing.phases import with_phases
 from memplan.fusing.volumes import with_volumes
 from memplan.graph.execute import Layout, Tape
 from memplan.graph.infer import Inference
@@ -162,6 +163,7 @@ def _passed(
     flat = unrolled(program, constants, inference)
     if not {"onednn", LESS_SCRATCH}.issuperset(choices.kernels):
         flat = replace(flat, program=with_volumes(flat.program, inference))
+        flat = replace(flat, program=with_phases(flat.program, inference))
     flat = folded(flat, given, most)
     if choices.kernels:
         options = replace(choices.fusing, kernels=choices.kernels)

@@ -31,6 +31,7 @@ def algorithms(shape: tuple[int, ...], convolution: Convolution) -> list[str]:
         and convolution.stride == (1, 1)
         and convolution.dilation == (1, 1)
         and max(convolution.padding) <= 1
+        and not any(convolution.behind)
     )
     return list(ALGORITHMS) if small else ["direct"]
 
@@ -205,11 +206,12 @@ def bind(
     k, c, *kernel = packed.shape
     n, _, *plane = x.shape
     pairs = zip(
-        *(plane, kernel, given.stride, given.padding, given.dilation), strict=True
+        *(plane, kernel, given.stride, given.padding, given.behind, given.dilation),
+        strict=True,
     )
     made = [
-        (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
-        for size, taps, stride, padding, dilation in pairs
+        (size + 2 * padding + behind - dilation * (taps - 1) - 1) // stride + 1
+        for size, taps, stride, padding, behind, dilation in pairs
     ]
     if min(made, default=0) < 1:
         raise UsageError(f"planes {tuple(plane)} are too small for {given}")

@@ -77,7 +77,8 @@ class _Joiner:
         pad, node = self._pads.get(source), self._only(source)
         if pad is not None and pad.pad is not None and node is not None:
             padded = convolution.padded(pad.pad)
-            if not any(padded.behind) or self._apart(layer, padded):
+            one = padded.groups == 1
+            if not any(padded.behind) or one or self._apart(layer, padded):
                 convolution, source = padded, pad.inputs[0]
                 self._remove(node)
                 names.append(pad.name)

@@ -146,7 +146,7 @@ class _Volumes:
         if not any(name in self._planes for name in names):
             return False
         metas = [self._old.metas[name] for name in (*names, op.name)]
-        if _is_norm(op, self._old):
+        if is_norm(op, self._old):
             return True
         alike = len({getattr(each, "shape", None) for each in metas}) == 1
         return is_pointwise(op) and alike
@@ -219,7 +219,7 @@ def _listed(given: Any) -> Any:
     )
 
 
-def _is_norm(op: Op, program: Program) -> bool:
+def is_norm(op: Op, program: Program) -> bool:
     """Whether it is a normalisation by constants."""
     if op.key != "aten.batch_norm" or op.kwargs or op.args[5]:
         return False
@@ -233,5 +233,5 @@ def _norms(program: Program, uses: Counter[str]) -> dict[str, Op]:
     return {
         op.args[0].name: op
         for op in program.ops
-        if isinstance(op, Op) and _is_norm(op, program) and uses[op.args[0].name] == 1
+        if isinstance(op, Op) and is_norm(op, program) and uses[op.args[0].name] == 1
     }

@@ -83,7 +83,8 @@ class Does(nn.Module):
 
 
 def norm(dims: int) -> Any:
-    made = {1: nn.BatchNorm1d, 3: nn.BatchNorm3d}[dims](WIDTH)
+    kinds = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+    made = kinds[dims](WIDTH)
     made.running_mean.uniform_(-0.5, 0.5)
     made.running_var.uniform_(0.5, 1.5)
     return made
@@ -104,6 +105,36 @@ SIGNALS: dict[str, Any] = {
     "gelu": nn.GELU,
     "pool": lambda: nn.AvgPool1d(3, 1, 1),
     "linear": lambda: Does(lambda x: (x.mT @ torch.ones(WIDTH, WIDTH)).mT),
+}
+# The same of images (n, WIDTH, height, width).
+IMAGES: dict[str, Any] = {
+    "pointwise": lambda: nn.Conv2d(WIDTH, WIDTH, 1),
+    "four": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1)),
+    "two": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, 2, 2)),
+    "three": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, 3, 2, 1, 1)),
+    "nine": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, 9, 3, 3)),
+    "much padding": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 3)),
+    "rows": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, (4, 3), (2, 3), (1, 0))),
+    "one": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, 3, 1, 1)),
+    "odd": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, 3, 2, 1)),
+    "groups": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1, groups=3)),
+    "dilated": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, 2, 2, dilation=2)),
+    "normed": lambda: Back(
+        nn.ConvTranspose2d(WIDTH, WIDTH, 4, 2, 1, bias=False), norm(2), nn.ReLU()
+    ),
+    "tanh": lambda: Back(nn.ConvTranspose2d(WIDTH, WIDTH, 2, 2), nn.Tanh()),
+    "twice": lambda: Back(
+        nn.ConvTranspose2d(WIDTH, WIDTH, 2, 2), Does(lambda x: x.relu() + x)
+    ),
+    "corner": lambda: Back(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(WIDTH, WIDTH, 3, 2)),
+    "other corner": lambda: Back(
+        nn.ZeroPad2d((2, 0, 1, 0)), nn.Conv2d(WIDTH, WIDTH, 3, 1)
+    ),
+    "behind": lambda: nn.Sequential(
+        nn.ZeroPad2d((0, 2, 0, 2)), nn.Conv2d(WIDTH, WIDTH, 3), nn.ReLU()
+    ),
+    "one behind": lambda: Back(nn.ZeroPad2d((0, 1, 0, 0)), nn.Conv2d(WIDTH, WIDTH, 1)),
+    "relu": nn.ReLU,
 }
 # The same of volumes (n, WIDTH, depth, height, width).
 VOLUMES: dict[str, Any] = {
@@ -390,5 +421,52 @@ def test_random_networks_of_volumes(
     torch.manual_seed(0)
     model = Steps(names, added, kept, VOLUMES)
     order = torch.channels_last_3d if last else torch.contiguous_format
+    x = torch.randn(images, WIDTH, *sizes).contiguous(memory_format=order)
+    check_on(model, x, larger=True)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_images_that_grow(images: int) -> None:
+    torch.manual_seed(0)
+    stay = {"groups", "dilated", "one", "odd", "much padding"}
+    names = [name for name in IMAGES if name not in stay]
+    model = Steps(names, {1, 4}, {2}, IMAGES)
+    module, ready = check_on(model, torch.randn(images, WIDTH, 6, 5))
+    assert isinstance(ready.programs()[0], Compiled)
+    keys = {op.key for op in module.runner.schedule.flat.program.ops}
+    assert not any("transpose" in key and "conv" in key for key in keys)
+    assert "aten.constant_pad_nd" not in keys
+
+
+def test_what_follows_a_transposed_convolution_is_part_of_its_kernels() -> None:
+    torch.manual_seed(0)
+    model = Steps(["normed"], set(), set(), IMAGES)
+    module, _ = check_on(model, torch.randn(2, WIDTH, 6, 6))
+    keys = {op.key for op in module.runner.schedule.flat.program.ops}
+    assert not {"aten.batch_norm", "aten.relu"} & keys
+    assert module.memplan.kernels == 5
+
+
+@examples(
+    5,
+    soak=200,
+    names=st.lists(st.sampled_from(sorted(IMAGES)), min_size=1, max_size=5),
+    added=st.sets(st.integers(0, 4), max_size=3),
+    kept=st.sets(st.integers(0, 4), max_size=2),
+    images=st.integers(1, 3),
+    sizes=st.tuples(*[st.integers(3, 8)] * 2),
+    last=st.booleans(),
+)
+def test_random_networks_of_images(
+    names: list[str],
+    added: set[int],
+    kept: set[int],
+    images: int,
+    sizes: tuple[int, ...],
+    last: bool,
+) -> None:
+    torch.manual_seed(0)
+    model = Steps(names, added, kept, IMAGES)
+    order = torch.channels_last if last else torch.contiguous_format
     x = torch.randn(images, WIDTH, *sizes).contiguous(memory_format=order)
     check_on(model, x, larger=True)

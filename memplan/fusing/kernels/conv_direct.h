@@ -26,7 +26,7 @@ struct DirectPlan {
 
   DirectPlan(const Convolution& given, int threads) : call(given), panels(given.k) {
     flatten();
-    in_place = !has_prologue(call) && call.padding_h == 0 && call.padding_w == 0;
+    in_place = !has_prologue(call) && inside();
     pitch = in_place ? call.in_pixel : call.c;
     depth = call.kernel_h * call.kernel_w * call.c;
     choose_block(threads);
@@ -63,10 +63,17 @@ struct DirectPlan {
   }
 
  private:
+  // Whether no tap is of padding.
+  bool inside() const {
+    return call.padding_h == 0 && call.padding_w == 0 &&
+           reach(call.oh, call.stride_h, call.kernel_h, call.dilation_h) <= call.h &&
+           reach(call.ow, call.stride_w, call.kernel_w, call.dilation_w) <= call.w;
+  }
+
   // Where neither kernel nor padding ties pixels together, they are one long row.
   void flatten() {
     if (call.kernel_h * call.kernel_w * call.stride_h * call.stride_w != 1) return;
-    if (call.padding_h || call.padding_w) return;
+    if (!inside()) return;
     const int64_t plane = call.h * call.w;
     const auto dense = [&](int64_t image, int64_t pixel) {
       return image == plane * pixel;
