@@ -69,14 +69,13 @@ def signature(node: FusedConv, network: Network, weights: Weights, images: int) 
     )
 
 
-def timing_images(
-    node: FusedConv, network: Network, weights: Weights, batch: int
-) -> int:
+def timing_images(node: FusedConv, network: Network, weights: Weights) -> int:
     """How many images a convolution is timed on: as many for all batches but of one, so
-    that what is known of one serves the others."""
+    that what is known of one serves the others, and they share packed weights."""
     weight: tuple[int, ...] = tuple(weights[node.convolution.weight].shape)
     *_, height, width = as_4d(network.shapes[node.value])
     work = math.prod(weight) * height * width
+    batch = as_4d(network.shapes[node.source])[0]
     most = 1 if batch == 1 else MOST_IMAGES
     return max(1, min(most, ENOUGH_WORK // max(work, 1)))
 

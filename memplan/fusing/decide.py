@@ -109,12 +109,10 @@ class Decisions:
         self.own = has_kernels()
         self._lacking = not self.own
         self._timed: Timed = {} if timed is None else timed
-        shapes = [network.shapes[name] for name in network.inputs]
-        self._images = shapes[0][0] if shapes and shapes[0] else 1
         self._depthwise = self._stacks_of_depthwise()
-        keys = [_node_key(node, network, weights, self._images) for node in nodes]
+        keys = [_node_key(node, network, weights) for node in nodes]
         parts = (
-            [self.layout, *keys], self._images, cpu(), __version__, torch.__version__,
+            [self.layout, *keys], cpu(), __version__, torch.__version__,
             options.joining, options.kernels, options.max_steps,
         )  # fmt: skip
         self._key = hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -170,7 +168,7 @@ class Decisions:
             names = [name for name in names if name != "depthwise"] or ["onednn"]
         if len(names) == 1:
             return names[0]
-        images = timing_images(node, self.network, self._weights, self._images)
+        images = timing_images(node, self.network, self._weights)
         known = signature(node, self.network, self._weights, images)
         if stack is not None:
             known += f" {', '.join(map(str, stack.operations))}"
@@ -244,12 +242,17 @@ class Decisions:
         return found
 
 
-def _node_key(node: Node, network: Network, weights: Weights, count: int) -> str:
-    """What a node's time depends on, as text: part of the key of a decision."""
+def _node_key(node: Node, network: Network, weights: Weights) -> str:
+    """What a node's time depends on, but for the number of images, as text: part of the
+    key of a decision."""
     if isinstance(node, FusedConv):
-        return signature(node, network, weights, count)
-    shape, dtype = network.shapes.get(node.value), network.dtypes.get(node.value)
-    taken = [network.shapes.get(name) for name in node.inputs()]
+        images = timing_images(node, network, weights)
+        return signature(node, network, weights, images)
+    shape, dtype = (
+        network.shapes.get(node.value, ())[1:],
+        network.dtypes.get(node.value),
+    )
+    taken = [network.shapes.get(name, ())[1:] for name in node.inputs()]
     what: object = None
     if isinstance(node, StackNode):
         what = list(map(str, node.operations))
