@@ -19,6 +19,7 @@ from memplan.compiling.serve import Ways, ways_of
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
 from memplan.errors import MemplanError
+from memplan.fusing.branches import with_one_branch
 from memplan.fusing.decide import Timed
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.phases import with_phases
@@ -162,8 +163,8 @@ def _passed(
     program = with_plain_attention(program, inference)
     flat = unrolled(program, constants, inference)
     if not {"onednn", LESS_SCRATCH}.issuperset(choices.kernels):
-        flat = replace(flat, program=with_volumes(flat.program, inference))
-        flat = replace(flat, program=with_phases(flat.program, inference))
+        for rewritten in (with_volumes, with_phases, with_one_branch):
+            flat = replace(flat, program=rewritten(flat.program, inference))
     flat = folded(flat, given, most)
     if choices.kernels:
         options = replace(choices.fusing, kernels=choices.kernels)

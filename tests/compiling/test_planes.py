@@ -27,6 +27,20 @@ PACKED = memplan.CompileOptions(max_slowdown=1e6, pack=True)
 FUSED = memplan.FuseOptions(measure=False, kernels=("direct",))
 
 
+class Sum(nn.Module):
+    """The sum of what several layers make of the same."""
+
+    def __init__(self, *layers: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Any) -> Any:
+        total = 0
+        for layer in self.layers:
+            total = total + layer(x)
+        return total
+
+
 class Back(nn.Module):
     """What makes volumes smaller, and brings them back to their size."""
 
@@ -82,6 +96,10 @@ class Does(nn.Module):
         return self.function(x)
 
 
+def conv(size: int, groups: int = 1) -> Any:
+    return nn.Conv2d(WIDTH, WIDTH, size, padding=size // 2, groups=groups)
+
+
 def norm(dims: int) -> Any:
     kinds = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
     made = kinds[dims](WIDTH)
@@ -133,6 +151,28 @@ IMAGES: dict[str, Any] = {
     "behind": lambda: nn.Sequential(
         nn.ZeroPad2d((0, 2, 0, 2)), nn.Conv2d(WIDTH, WIDTH, 3), nn.ReLU()
     ),
+    "branches": lambda: Sum(conv(3), nn.Sequential(conv(1), norm(2)), norm(2)),
+    "one channel": lambda: Sum(
+        conv(3), nn.Conv2d(WIDTH, 1, 1), nn.Conv2d(WIDTH, 1, 3, padding=1)
+    ),
+    "by channel": lambda: Sum(
+        *(nn.Sequential(conv(3, WIDTH), norm(2)) for _ in "123"),
+        conv(1, WIDTH),
+        norm(2),
+    ),
+    "in groups": lambda: Sum(conv(3, 3), conv(5, 3), conv(3), norm(2), nn.ReLU()),
+    "even": lambda: Back(
+        Sum(
+            nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(WIDTH, WIDTH, 2, 2)),
+            nn.Conv2d(WIDTH, WIDTH, 4, 2, 2),
+            nn.Conv2d(WIDTH, WIDTH, 2, 2, 1),
+        )
+    ),
+    "narrow": lambda: Sum(
+        nn.Conv2d(WIDTH, WIDTH, (1, 3), 1, (0, 1)),
+        nn.Conv2d(WIDTH, WIDTH, (3, 1), 1, (1, 0), bias=False),
+    ),
+    "no bias": lambda: Sum(*(nn.Conv2d(WIDTH, WIDTH, 1, bias=False) for _ in "12")),
     "one behind": lambda: Back(nn.ZeroPad2d((0, 1, 0, 0)), nn.Conv2d(WIDTH, WIDTH, 1)),
     "relu": nn.ReLU,
 }
@@ -445,6 +485,18 @@ def test_what_follows_a_transposed_convolution_is_part_of_its_kernels() -> None:
     keys = {op.key for op in module.runner.schedule.flat.program.ops}
     assert not {"aten.batch_norm", "aten.relu"} & keys
     assert module.memplan.kernels == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [("branches", 2), ("no bias", 2), ("in groups", 3), ("even", 3)],
+)
+def test_branches_are_one_convolution(name: str, kernels: int) -> None:
+    torch.manual_seed(0)
+    module, _ = check_on(
+        Steps([name], set(), set(), IMAGES), torch.randn(2, WIDTH, 6, 6)
+    )
+    assert module.memplan.kernels == kernels
 
 
 @examples(
