@@ -107,13 +107,11 @@ class _Splitting:
         batch, channels, height, width = shape
         few = height // rows, width // columns
         parts = to.add(op, f"{op.name}_phases", aten.cat.default, pieces, 1)
-        last = to.add(op, f"{op.name}_last", aten.permute.default, parts, [0, 2, 3, 1])
-        dense = {"memory_format": torch.contiguous_format}
-        last = to.add(op, f"{op.name}_last", aten.clone.default, last, **dense)
-        size = [batch, *few, rows, columns, channels]
-        apart = to.add(op, f"{op.name}_apart", aten.view.default, last, size)
-        order = [0, 1, 3, 2, 4, 5]
+        size = [batch, rows, columns, channels, *few]
+        apart = to.add(op, f"{op.name}_apart", aten.view.default, parts, size)
+        order = [0, 4, 1, 5, 2, 3]
         mixed = to.add(op, f"{op.name}_mixed", aten.permute.default, apart, order)
+        dense = {"memory_format": torch.contiguous_format}
         mixed = to.add(op, f"{op.name}_mixed", aten.clone.default, mixed, **dense)
         size = [batch, height, width, channels]
         whole = to.add(op, f"{op.name}_whole", aten.view.default, mixed, size)
