@@ -19,11 +19,9 @@ from memplan.compiling.serve import Ways, ways_of
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
 from memplan.errors import MemplanError
-from memplan.fusing.branches import with_one_branch
 from memplan.fusing.decide import Timed
 from memplan.fusing.options import FuseOptions
-from memplan.fusing.phases import with_phases
-from memplan.fusing.volumes import with_volumes
+from memplan.fusing.rewrites import with_rewrites
 from memplan.graph.execute import Layout, Tape
 from memplan.graph.infer import Inference
 from memplan.graph.lending import ALIGNMENT
@@ -163,8 +161,7 @@ def _passed(
     program = with_plain_attention(program, inference)
     flat = unrolled(program, constants, inference)
     if not {"onednn", LESS_SCRATCH}.issuperset(choices.kernels):
-        for rewritten in (with_volumes, with_phases, with_one_branch):
-            flat = replace(flat, program=rewritten(flat.program, inference))
+        flat = replace(flat, program=with_rewrites(flat.program, inference))
     flat = folded(flat, given, most)
     if choices.kernels:
         options = replace(choices.fusing, kernels=choices.kernels)

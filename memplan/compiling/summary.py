@@ -33,6 +33,7 @@ from memplan.fusing.packs import as_4d
 from memplan.fusing.patches import cpu_device
 from memplan.fusing.planes import with_planes
 from memplan.fusing.recognise import recognise
+from memplan.fusing.rewrites import with_rewrites
 from memplan.graph.infer import Inference
 from memplan.graph.lower import argument_name
 from memplan.graph.measure import activation_peak
@@ -185,8 +186,10 @@ def _part(program: Program, path: str, max_steps: int | None) -> Part:
     assert program.runner is not None
     runner, schedule = program.runner, program.runner.schedule
     target = runner.whole if isinstance(runner, InBatches) else runner.target
-    network = recognise(with_planes(target.program, Inference()), target.module)
-    joined = schedule.joined
+    joined, inference, captured = schedule.joined, Inference(), target.program
+    if joined is not None:
+        captured = with_rewrites(captured, inference)
+    network = recognise(with_planes(captured, inference), target.module)
     if joined is None:
         layers = [replace(each, became="torch") for each in network.layers]
         part = Part(path, "fused", layers=layers)
@@ -242,6 +245,8 @@ def outcomes(joined: Joined, named: Mapping[str, Layer]) -> list[Layer]:
         became, into, kernel = known.get(layer.name, ("nothing", "", ""))
         own = named.get(layer.name, layer)
         why = reasons.get(layer.name, own.reason) if became == "torch" else ""
+        if became == "torch" and not why:  # a view, or one of several results
+            became = "nothing"
         found.append(replace(own, became=became, into=into, kernel=kernel, reason=why))
     return found
 

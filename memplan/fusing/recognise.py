@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
 from memplan.errors import UsageError
 from memplan.fusing.layers import Layer, Network
 from memplan.fusing.operators import Operation
 from memplan.fusing.rules import RULES, Call, UnsupportedError
-from memplan.graph.program import Meta, Op, Program, Ref, mapped, refs
+from memplan.graph.program import Meta, Op, Program, Ref, Step, mapped, refs
 
 
 def recognise(program: Program, model: torch.nn.Module) -> Network:
@@ -17,6 +19,9 @@ def recognise(program: Program, model: torch.nn.Module) -> Network:
     model: the one that was captured, by whose modules layers are named.
     """
     modules = dict(model.named_modules())
+    works = Counter(
+        program.modules.get(op.name) for op in program.ops if not _views(op, program)
+    )
     metas = {n: meta for n, meta in program.metas.items() if isinstance(meta, Meta)}
     layers: list[Layer] = []
     same: dict[str, str] = {}  # of values that are others', whose they are
@@ -25,10 +30,12 @@ def recognise(program: Program, model: torch.nn.Module) -> Network:
         op = _renamed(step, same)
         where = program.modules.get(op.name)
         module = modules.get(where) if where else None
-        place, operator = _named(op, module, program)
+        place, operator = _named(op, module, program, works[where] == 1)
         shape = metas[op.name].shape if op.name in metas else ()
         layer = Layer(op.name, "call", op.operands(), op, place, operator, shape)
         _apply_rule(layer, program)
+        if layer.kind == "call" and _views(step, program):
+            layer.reason = ""
         layers.append(layer)
         if layer.kind == "same":
             same[layer.name] = layer.inputs[0]
@@ -53,12 +60,23 @@ def _renamed(op: Op, same: dict[str, str]) -> Op:
     return Op(op.name, op.target, args, kwargs, op.line)
 
 
-def _named(op: Op, module: torch.nn.Module | None, program: Program) -> tuple[str, str]:
-    """Where an operator of a module stands, and its name: path and class of one of
-    torch.nn, else the line of source and the function's name."""
-    if type(module).__module__.startswith("torch.nn.modules."):
-        return program.modules[op.name], type(module).__name__
+def _views(step: Step, program: Program) -> bool:
+    """Whether a step's result is memory of what it takes."""
+    roots = program.roots.get(step.name)
+    return roots in [program.roots.get(name) for name in step.operands()]
+
+
+def _named(
+    op: Op, module: torch.nn.Module | None, program: Program, alone: bool
+) -> tuple[str, str]:
+    """Where an operator of a module stands, and its name: the path of one of torch.nn,
+    and its class if the operator is `alone` in it; else the line of source. Otherwise
+    the name is the function's."""
     name = op.key.rpartition(".")[2]
+    if type(module).__module__.startswith("torch.nn.modules."):
+        viewed = _views(op, program)
+        kind = type(module).__name__ if alone and not viewed else name
+        return program.modules[op.name], kind
     return f"{op.line}: {op.name}" if op.line else op.name, name
 
 
