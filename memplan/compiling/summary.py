@@ -180,7 +180,7 @@ def _part(program: Program, path: str, max_steps: int | None) -> Part:
         network = program.network
         if network is None:
             return Part(path, "unchanged", program.reason)
-        layers = [replace(each, became="torch") for each in network.layers]
+        layers = list(map(_by_torch, network.layers))
         part = Part(path, "unchanged", program.reason, layers=layers)
         return _found(part, network, "channels_last", max_steps)
     assert program.runner is not None
@@ -191,7 +191,7 @@ def _part(program: Program, path: str, max_steps: int | None) -> Part:
         captured = with_rewrites(captured, inference)
     network = recognise(with_planes(captured, inference), target.module)
     if joined is None:
-        layers = [replace(each, became="torch") for each in network.layers]
+        layers = list(map(_by_torch, network.layers))
         part = Part(path, "fused", layers=layers)
     else:
         layers = outcomes(joined, {each.name: each for each in network.layers})
@@ -249,6 +249,12 @@ def outcomes(joined: Joined, named: Mapping[str, Layer]) -> list[Layer]:
             became = "nothing"
         found.append(replace(own, became=became, into=into, kernel=kernel, reason=why))
     return found
+
+
+def _by_torch(layer: Layer) -> Layer:
+    """A layer as torch runs it: views, and one of several results, compute nothing."""
+    computes = layer.kind != "call" or layer.reason
+    return replace(layer, became="torch" if computes else "nothing")
 
 
 def _why_not(node: Node, joined: Joined) -> str:

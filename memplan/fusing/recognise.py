@@ -61,7 +61,10 @@ def _renamed(op: Op, same: dict[str, str]) -> Op:
 
 
 def _views(step: Step, program: Program) -> bool:
-    """Whether a step's result is memory of what it takes."""
+    """Whether a step computes nothing: its result is memory of what it takes, or one
+    of several results."""
+    if isinstance(step, Op) and step.key == "getitem":
+        return True
     roots = program.roots.get(step.name)
     return roots in [program.roots.get(name) for name in step.operands()]
 

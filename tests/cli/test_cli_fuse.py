@@ -198,7 +198,7 @@ def test_no_layers_that_are_fused(fuse: Command, tmp_path: Path) -> None:
     said = fuse("m.py:recurrent", *FAST, "--show", "--plot", "p.svg")
     assert said.code == 0, said.err
     assert "Recurrent runs unchanged: it has no supported layers" in said.out
-    assert "run by torch: GRU is not a supported layer" in said.out
+    assert "run by torch: gru is not a supported layer" in said.out
     assert "a call, 1 thread" in said.out
     assert (tmp_path / "p.svg").exists()
     found = result(fuse("m.py:recurrent", *FAST, "--json"))

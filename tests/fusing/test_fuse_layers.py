@@ -226,7 +226,7 @@ def test_zeros_around_planes_are_any_convolutions_padding() -> None:
     (part,) = summary(ready).parts
     became = {each.place: (each.became, each.reason) for each in part.layers}
     assert became["0"] == ("joined", "")
-    assert became["2"] == ("torch", "no convolution can take over its padding")
+    assert became["2"] == ("joined", "")
     assert became["4"] == ("torch", "it does not pad with zeros")
     assert became["6"] == ("nothing", "")
     assert became["7"] == ("joined", "")
