@@ -21,7 +21,6 @@ from memplan.compiling.module import Compiled, Runner, tensors_of
 from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import LESS_SCRATCH, Choices, PackedTooMuchError
 from memplan.errors import InputError, MemplanError, UsageError
-from memplan.fusing.decide import Timed
 from memplan.fusing.options import KERNELS, FuseOptions, kernel_subsets
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Target
@@ -45,12 +44,11 @@ from memplan.units import format_bytes
 
 MAX_GROWTH = 1.02  # of memory, for a module that is faster
 LEAST = 1  # byte: a room with less than which no operator makes do
-NO_GAIN = 0.98  # times the model's own time, above which fusing does not pay
+NO_GAIN = 0.98  # times the time of what runs otherwise, above which nothing is gained
 COARSER = 1e-5  # a tolerance above it is of results in 16 bits
 SLACK = 1 << 20  # bytes more of a fused model that are nothing to speak of
 PAGE = 4096  # bytes of growth that are nothing to speak of
 SMALL = 1 << 16  # bytes of constants, computed once, that are nothing to speak of
-FASTER = 0.98  # times the rival's time, above which it is no faster
 PATIENT = 1.5  # seconds of a second measurement
 DEFECT = "internal error: "
 LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
@@ -147,7 +145,6 @@ class Bench:
         self.rival: Compiled | None = None  # then: what a module must beat
         self.refused = False  # whether a tape cannot hold the program
         self.plans: list[CompilePlan] = []  # all that were measured
-        self._timed: Timed = {}
         self._long = False  # whether it needs no warm-up
         self._results: list[object] = []  # of the model, for its inputs and noise
         self.loops: WeakKeyDictionary[Compiled, Trial] = WeakKeyDictionary()
@@ -260,7 +257,6 @@ class Bench:
         base = Choices(
             fusing=self.fusing or FuseOptions(),
             anywhere=self.fusing is not None,
-            timed=self._timed,
             reorders=self.fusing is None,  # for less memory, which takes a while
             effort=EFFORT // LESS if loops else EFFORT,
             most=self.before if self.options.pack is None else None,
@@ -309,7 +305,7 @@ class Bench:
         assert rival.runner is not None
         runs = [partial(each, self.inputs) for each in (rival.runner, runner)]
         before, after = seconds(runs, enough=0.0, ready=self._long)
-        return after < FASTER * before
+        return after < NO_GAIN * before
 
     def _refused(self, refusal: NoTapeError) -> Compiled:
         self.refused = True

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from memplan.compiling.layouts import Relaying, channels_last
 from memplan.compiling.passes import Flat
+from memplan.fusing.given import each_of
 from memplan.graph.infer import Inference
 from memplan.graph.program import Meta, Op, Program, Ref, refs
 
@@ -199,9 +200,4 @@ def numbers_of(op: Op) -> dict[str, Any]:
         names = ["stride", "padding", "dilation", "groups"]
     found: dict[str, Any] = {"stride": 1, "padding": 0, "output_padding": 0}
     found |= {"groups": 1, "dilation": 1} | dict(zip(names, given, strict=False))
-    return {k: v if k == "groups" else both(v) for k, v in found.items() if k}
-
-
-def both(value: int | list[int]) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * 2 if len(values) == 1 else values
+    return {k: v if k == "groups" else each_of(v, 2) for k, v in found.items() if k}

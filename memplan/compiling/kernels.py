@@ -155,18 +155,17 @@ def with_kernels(
     inputs: Sequence[Tensor],
     options: FuseOptions,
     anywhere: bool = False,
-    timed: Timed | None = None,
 ) -> tuple[Flat, Joined | None]:
     """The program with what can be joined as kernels, if it has a convolution of images
     that gains by that; `anywhere`: any layer.
 
-    flat: its operators as torch.export has them. inputs: of the program. timed: see
-    Decisions. What no kernel runs stays as it is. Results are equal to the program's
-    but for rounding.
+    flat: its operators as torch.export has them. inputs: of the program. What no kernel
+    runs stays as it is. Results are equal to the program's but for rounding.
     """
     if not inputs:
         return flat, None
     viewed = replace(flat, program=with_planes(flat.program, inference))
+    timed: Timed = {}
     found = _joined(viewed, inputs, options, anywhere, timed)
     # Averaging in front of a convolution is for kernels: it is no operator of torch's.
     if found is not None and not _all_known(found.packs, viewed):
@@ -190,7 +189,7 @@ def _joined(
     inputs: Sequence[Tensor],
     options: FuseOptions,
     anywhere: bool,
-    timed: Timed | None,
+    timed: Timed,
 ) -> Joined | None:
     """Nodes and their kernels; None if no kernel is of a convolution of images, or
     `anywhere` none at all."""

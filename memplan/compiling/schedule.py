@@ -19,7 +19,6 @@ from memplan.compiling.serve import Ways, ways_of
 from memplan.core.plan import Plan
 from memplan.core.verify import verify
 from memplan.errors import MemplanError
-from memplan.fusing.decide import Timed
 from memplan.fusing.options import FuseOptions
 from memplan.fusing.rewrites import with_rewrites
 from memplan.graph.execute import Layout, Tape
@@ -95,20 +94,18 @@ class Choices:
     kernels: what convolutions may run as, see FuseOptions, their weights kept in the
     kernels' layout, too; without any, as torch has them; LESS_SCRATCH alone, those
     at the peak with less scratch, if that can be. fusing: how else layers are fused.
-    anywhere: also where no kernel is of a convolution of images. timed: see Decisions;
-    of all programs of one model. effort: of the search for an order, the best of which
-    is taken. most: bytes that packed weights, and constants that are computed once, may
-    take; None for any. folds: bytes of these constants where no weights are packed.
-    holds_outputs: whether they lie in the arena. room: see `with_less_scratch`.
-    reorders, overwrites: whether operators change places, and results may be written
-    over operands. asks: whether the arena holds what operators ask the allocator for,
-    too.
+    anywhere: also where no kernel is of a convolution of images. effort: of the search
+    for an order, the best of which is taken. most: bytes that packed weights, and
+    constants that are computed once, may take; None for any. folds: bytes of these
+    constants where no weights are packed. holds_outputs: whether they lie in the arena.
+    room: see `with_less_scratch`. reorders, overwrites: whether operators change
+    places, and results may be written over operands. asks: whether the arena holds what
+    operators ask the allocator for, too.
     """
 
     kernels: tuple[str, ...] = ()
     fusing: FuseOptions = field(default_factory=FuseOptions)
     anywhere: bool = False
-    timed: Timed = field(default_factory=dict, compare=False)
     effort: int = EFFORT
     most: int | None = None
     folds: float = math.inf
@@ -165,8 +162,7 @@ def _passed(
     flat = folded(flat, given, most)
     if choices.kernels:
         options = replace(choices.fusing, kernels=choices.kernels)
-        how = options, choices.anywhere, choices.timed
-        flat, joined = with_kernels(flat, inference, inputs, *how)
+        flat, joined = with_kernels(flat, inference, inputs, options, choices.anywhere)
         nbytes = joined.packs.bytes if joined is not None else 0
     flat = straightened(expanded(flat, inference), inference)
     flat = folded(flat, given, most)

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memplan.compiling.convolutions import CONVOLUTIONS, TRANSPOSED, both, numbers_of
+from memplan.compiling.convolutions import CONVOLUTIONS, TRANSPOSED, numbers_of
 from memplan.compiling.layouts import Relaying
 from memplan.compiling.passes import Flat
+from memplan.fusing.given import each_of
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import Candidates, profile
 from memplan.graph.native import Assembled
@@ -280,4 +281,4 @@ def window_of(program: Program, op: Op) -> dict[str, Any]:
     _, kernel, stride, padding, dilation, up = (*op.args, None, None, None, None)[:6]
     pairs = {"kernel": kernel, "stride": stride or kernel}
     pairs |= {"padding": padding or 0, "dilation": dilation or 1}
-    return {name: both(pair) for name, pair in pairs.items()} | {"ceil": bool(up)}
+    return {name: each_of(pair, 2) for name, pair in pairs.items()} | {"ceil": bool(up)}

@@ -5,47 +5,49 @@ As of RepVGG (Ding et al., 2021) and MobileOne (Vasu et al., 2022) at inference.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from memplan.fusing.volumes import is_norm
+from memplan.fusing.given import Given, convolution, is_norm
 from memplan.graph.build import Rewriter
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
-from memplan.graph.program import Meta, Op, Program, Ref
+from memplan.graph.program import Op, Program, Ref
 
 aten = torch.ops.aten
-Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class _Branch:
-    """A convolution of `x`, or `x` itself, and a normalisation behind it, if any.
+class _Branch(NamedTuple):
+    """A convolution, or its operand itself, and a normalisation behind it, if any.
 
-    shape: of its result.
+    shape: of its result. kernel: rows and columns of its weight.
     """
 
     x: str
     shape: tuple[int, ...]
-    convolution: Op | None
+    given: Given | None
     norm: Op | None
-    stride: Pair
-    padding: Pair
-    kernel: Pair
-    groups: int
+    kernel: tuple[int, ...]
+
+    @property
+    def padding(self) -> list[int]:
+        return [0, 0] if self.given is None else self.given.padding
+
+    def before(self, other: _Branch) -> list[int]:
+        """Rows and columns of another's kernel in front of its own."""
+        return [b - a for a, b in zip(self.padding, other.padding, strict=True)]
 
     def lies_in(self, other: _Branch) -> bool:
         """Whether its weights are some of a kernel as large as another's."""
-        if (self.x, self.shape) != (other.x, other.shape):
+        if other.given is None or (self.x, self.shape) != (other.x, other.shape):
             return False
-        if self.stride != other.stride:
+        stride, groups = other.given.stride, other.given.groups
+        if self.given is None and stride != [1, 1]:
             return False
-        if self.convolution is not None and self.groups != other.groups:
+        if self.given and (self.given.stride, self.given.groups) != (stride, groups):
             return False
-        before = [b - a for a, b in zip(self.padding, other.padding, strict=True)]
-        sizes = zip(before, self.kernel, other.kernel, strict=True)
+        sizes = zip(self.before(other), self.kernel, other.kernel, strict=True)
         return all(at >= 0 and at + few <= many for at, few, many in sizes)
 
 
@@ -103,9 +105,7 @@ class _Merging:
         """The branches that can be one, the widest first, and the other terms."""
         pairs = [(each, self._branch(each)) for each in terms]
         found = [each for _, each in pairs if each is not None]
-        found.sort(
-            key=lambda each: (each.convolution is None, *map(_less, each.kernel))
-        )
+        found.sort(key=lambda each: (each.given is not None, each.kernel), reverse=True)
         groups: list[list[_Branch]] = []
         for branch in found:
             for group in groups:
@@ -115,96 +115,71 @@ class _Merging:
             else:
                 groups.append([branch])
         groups = [each for each in groups if len(each) > 1]
-        kept = {branch for group in groups for branch in group}
-        return groups, [ref for ref, branch in pairs if branch not in kept]
+        kept = {id(branch) for group in groups for branch in group}
+        return groups, [ref for ref, branch in pairs if id(branch) not in kept]
 
     def _branch(self, term: Ref) -> _Branch | None:
         """A term as a branch that nothing else takes."""
-        made, norm = self._made.get(term.name), None
-        shape = getattr(self._old.metas[term.name], "shape", ())
+        made, norm, metas = self._made.get(term.name), None, self._old.metas
         if made is None or self._to.uses[term.name] != 1:
             return None
+        shape = getattr(metas[term.name], "shape", ())
         if is_norm(made, self._old):
-            norm, below = made, self._made.get(made.args[0].name)
-            alone = self._to.uses[made.args[0].name] == 1
-            numbers = _numbers(below, self._old) if below and alone else None
-            if below is None or numbers is None:
-                x = made.args[0].name
-                meta = self._old.metas[x]
-                if (
-                    not isinstance(meta, Meta)
-                    or len(meta.shape) != 4
-                    or not _plain(meta)
-                ):
-                    return None
-                return _Branch(x, shape, None, norm, (1, 1), (0, 0), (1, 1), 0)
-            made = below
-        else:
-            numbers = _numbers(made, self._old)
-        if numbers is None:
-            return None
-        kernel = self._old.metas[made.args[1].name].shape[2:]
-        stride, padding, groups = numbers
-        x = made.args[0].name
-        return _Branch(x, shape, made, norm, stride, padding, kernel, groups)
+            norm, x = made, made.args[0].name
+            made = self._made.get(x) if self._to.uses[x] == 1 else None
+        given = _given(made, self._old)
+        if given is not None:
+            kernel = metas[given.weight.name].shape[2:]
+            return _Branch(given.x.name, shape, given, norm, kernel)
+        return None if norm is None else _Branch(x, shape, None, norm, (1, 1))
 
     def _sum(self, op: Op, groups: list[list[_Branch]], others: list[Ref]) -> None:
         to, terms, last = self._to, list(others), len(groups) - 1
         for i, group in enumerate(groups):
-            widest = group[0]
-            stride, padding = list(widest.stride), list(widest.padding)
-            weight, bias = self._added(op, group)
-            given = Ref(widest.x), weight, bias, stride, padding, [1, 1], widest.groups
+            given = group[0].given
+            assert given is not None
+            how = given.x, *self._added(op, group), *given[3:]
             if i == last and not terms:
-                to.end(op, aten.conv2d.default, *given)
+                to.end(op, aten.conv2d.default, *how)
                 return
-            terms.insert(0, to.add(op, f"{op.name}_one", aten.conv2d.default, *given))
+            terms.insert(0, to.add(op, f"{op.name}_one", aten.conv2d.default, *how))
         total, *rest = terms
         for each in rest[:-1]:
             total = to.add(op, f"{op.name}_part", aten.add.Tensor, total, each)
         to.end(op, aten.add.Tensor, total, rest[-1])
 
-    def _added(self, op: Op, group: list[_Branch]) -> tuple[Ref, Ref]:
-        """The weight and the bias that stand for all branches."""
-        widest = group[0]
-        assert widest.convolution is not None
-        own: Meta = self._old.metas[widest.convolution.args[1].name]
-        weights, biases = [], []
+    def _added(self, op: Op, group: list[_Branch]) -> tuple[Ref | None, Ref | None]:
+        """The weight and the bias that stand for all branches, the first the widest."""
+        widest, weights, biases = group[0], list[Ref](), list[Ref]()
         for branch in group:
             scale, shift = self._scaled(op, branch)
-            if branch.convolution is None:
+            if branch.given is None:
                 assert scale is not None
-                channels = own.shape[0], widest.groups
-                weight = self._diagonal(op, scale, *channels)
+                assert widest.given is not None
+                groups = widest.given.groups
+                weight = self._diagonal(op, scale, widest.shape[1], groups)
             else:
-                weight = self._wide(op, branch.convolution.args[1])
+                weight = self._wide(op, branch.given.weight)
                 if scale is not None:
                     by = self._add(op, aten.view.default, scale, [-1, 1, 1, 1])
                     weight = self._add(op, aten.mul.Tensor, weight, by)
-            at = [b - a for a, b in zip(branch.padding, widest.padding, strict=True)]
-            behind = [
-                many - few - first
-                for many, few, first in zip(
-                    widest.kernel, branch.kernel, at, strict=True
-                )
-            ]
-            if any((*at, *behind)):
-                around = [at[1], behind[1], at[0], behind[0]]
+            at = branch.before(widest)
+            sizes = zip(widest.kernel, branch.kernel, at, strict=True)
+            below, right = (many - few - first for many, few, first in sizes)
+            around = [at[1], right, at[0], below]
+            if any(around):
                 pad = aten.constant_pad_nd.default
                 weight = self._add(op, pad, weight, around)
             weights.append(weight)
             biases += [] if shift is None else [shift]
-        if not biases:
-            zero = self._add(op, aten.sum.dim_IntList, weights[0], [1, 2, 3])
-            biases = [self._add(op, aten.zeros_like.default, zero)]
         return self._total(op, weights), self._total(op, biases)
 
     def _scaled(self, op: Op, branch: _Branch) -> tuple[Ref | None, Ref | None]:
         """What a branch's channels are multiplied with, and what is added to them."""
-        given: list[Any] = (
-            [*branch.convolution.args, None] if branch.convolution else []
-        )
-        bias = self._wide(op, given[2]) if given and given[2] is not None else None
+        given = branch.given
+        bias = None
+        if given is not None and given.bias is not None:
+            bias = self._wide(op, given.bias)
         if branch.norm is None:
             return None, bias
         _, gamma, beta, mean, var, _, _, eps, *_ = branch.norm.args
@@ -228,7 +203,9 @@ class _Merging:
         square = self._add(op, aten.diag_embed.default, rows)
         return self._add(op, aten.view.default, square, [channels, few, 1, 1])
 
-    def _total(self, op: Op, terms: list[Ref]) -> Ref:
+    def _total(self, op: Op, terms: list[Ref]) -> Ref | None:
+        if not terms:
+            return None
         total, *rest = terms
         for each in rest:
             total = self._add(op, aten.add.Tensor, total, each)
@@ -241,10 +218,6 @@ class _Merging:
         return self._to.add(op, f"{op.name}_weights", target, *args)
 
 
-def _less(size: int) -> int:
-    return -size
-
-
 def _is_sum(op: Op) -> bool:
     """Whether it adds two values as they are."""
     return (
@@ -255,33 +228,7 @@ def _is_sum(op: Op) -> bool:
     )
 
 
-def _plain(meta: Meta) -> bool:
-    return meta.dtype == torch.float32 and meta.device == "cpu"
-
-
-def _numbers(op: Op, program: Program) -> tuple[Pair, Pair, int] | None:
-    """Stride, padding and groups of a convolution of images by constants, without
-    dilation; None for anything else."""
-    if op.key != "aten.conv2d" or op.kwargs:
-        return None
-    defaults: list[Any] = [None, 1, 0, 1, 1]
-    given: list[Any] = [*op.args, *defaults[len(op.args) - 2 :]]
-    x, weight, bias, stride, padding, dilation, groups = given
-    names = [each.name for each in (weight, bias) if each is not None]
-    metas: list[Any] = [program.metas[name] for name in (x.name, *names, op.name)]
-    if not all(isinstance(each, Meta) and _plain(each) for each in metas):
-        return None
-    if len(metas[0].shape) != 4 or isinstance(padding, str):
-        return None
-    if not all(name in program.constants for name in names):
-        return None
-    if _pair(dilation) != (1, 1):
-        return None
-    return _pair(stride), _pair(padding), groups
-
-
-def _pair(numbers: Any) -> Pair:
-    """Two numbers, of which one may stand for both."""
-    given = [numbers] if isinstance(numbers, int) else list(numbers)
-    first, second = given * (2 // len(given))
-    return first, second
+def _given(op: Op | None, program: Program) -> Given | None:
+    """What a convolution of images without dilation is given; None for others."""
+    found = convolution(op, "aten.conv2d", program) if op is not None else None
+    return found if found is not None and set(found.dilation) == {1} else None

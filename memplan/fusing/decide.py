@@ -26,7 +26,6 @@ from memplan.fusing.kernel import Kernel, compiled_many
 from memplan.fusing.kernels import tape
 from memplan.fusing.layers import (
     DepthwiseStack,
-    EagerOp,
     FusedConv,
     Network,
     Node,
@@ -36,7 +35,6 @@ from memplan.fusing.options import KERNELS, FuseOptions
 from memplan.fusing.packs import Packs, Stacks, as_4d
 from memplan.fusing.patches import cpu_device
 from memplan.fusing.reference import reference
-from memplan.graph.program import mapped
 from memplan.graph.weights import Weights
 from memplan.toolchain.cache import Cache
 from memplan.toolchain.instructions import cpu
@@ -88,8 +86,8 @@ class Decisions:
     """What a network's convolutions run as, on this machine; without a compiler torch
     runs everything, after a warning.
 
-    inputs: of the network, in order. timed: what was found for other networks, which
-    gets what is found for this. plan: what was decided earlier for the same nodes,
+    inputs: of the network, in order. timed: what is known of a like network; gets what
+    is found. plan: what was decided earlier for the same nodes,
     options and machine. layout: of values in memory, one of `generate.LAYOUTS`.
     """
 
@@ -100,7 +98,7 @@ class Decisions:
         nodes: list[Node],
         inputs: Sequence[torch.Tensor],
         options: FuseOptions,
-        timed: Timed | None = None,
+        timed: Timed,
     ) -> None:
         self._weights, self.network, self._nodes = weights, network, nodes
         self._options = options
@@ -108,9 +106,10 @@ class Decisions:
         self.layout = _layout(nodes, inputs)
         self.own = has_kernels()
         self._lacking = not self.own
-        self._timed: Timed = {} if timed is None else timed
+        self._timed = timed
         self._depthwise = self._stacks_of_depthwise()
-        keys = [_node_key(node, network, weights) for node in nodes]
+        kept = (each for each in nodes if isinstance(each, FusedConv | StackNode))
+        keys = [_node_key(node, network, weights) for node in kept]
         parts = (
             [self.layout, *keys], cpu(), __version__, torch.__version__,
             options.joining, options.kernels, options.max_steps,
@@ -242,24 +241,16 @@ class Decisions:
         return found
 
 
-def _node_key(node: Node, network: Network, weights: Weights) -> str:
+def _node_key(node: FusedConv | StackNode, network: Network, weights: Weights) -> str:
     """What a node's time depends on, but for the number of images, as text: part of the
     key of a decision."""
+    threads = torch.get_num_threads()
     if isinstance(node, FusedConv):
         images = timing_images(node, network, weights)
         return signature(node, network, weights, images)
-    shape, dtype = (
-        network.shapes.get(node.value, ())[1:],
-        network.dtypes.get(node.value),
-    )
-    taken = [network.shapes.get(name, ())[1:] for name in node.inputs()]
-    what: object = None
-    if isinstance(node, StackNode):
-        what = list(map(str, node.operations))
-    elif isinstance(node, EagerOp):
-        what = node.op.key, mapped((node.op.args, node.op.kwargs), lambda _: None)
-    kind = type(node).__name__
-    return repr((kind, shape, str(dtype), taken, what, torch.get_num_threads()))
+    shapes = [network.shapes[name][1:] for name in (node.value, *node.inputs())]
+    dtype = str(network.dtypes[node.value])
+    return repr((shapes, dtype, list(map(str, node.operations)), threads))
 
 
 def _layout(nodes: list[Node], inputs: Sequence[torch.Tensor]) -> str:

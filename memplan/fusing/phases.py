@@ -4,18 +4,17 @@ columns, between which the others lie."""
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from memplan.fusing.volumes import is_norm
+from memplan.fusing.given import convolution, is_norm
 from memplan.graph.build import Rewriter
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
-from memplan.graph.program import Argument, Meta, Op, Program, Ref, is_pointwise
+from memplan.graph.program import Op, Program, Ref, is_pointwise
 
 aten = torch.ops.aten
-Pair = tuple[int, int]
 MOST = 4  # rows or columns of a result that one of the operand makes
 
 
@@ -126,31 +125,17 @@ def _is_unary(op: Op) -> bool:
 def _phases(op: Op, program: Program) -> tuple[list[_Phase], list[_Phase]] | None:
     """Of the rows and the columns of a transposed convolution's result; None for
     anything else, and for those that stay as they are."""
-    if op.key != "aten.conv_transpose2d" or op.kwargs:
+    given = convolution(op, "aten.conv_transpose2d", program)
+    if given is None or given.groups != 1 or set(given.dilation) != {1}:
         return None
-    defaults: list[Any] = [None, 1, 0, 0, 1, 1]
-    given: list[Any] = [*op.args, *defaults[len(op.args) - 2 :]]
-    x, weight, bias, stride, padding, _, groups, dilation = given
-    names = [x.name, *(each.name for each in (weight, bias) if each is not None)]
-    metas: list[Any] = [program.metas[name] for name in (*names, op.name)]
-    if not all(isinstance(each, Meta) and 0 not in each.shape for each in metas):
-        return None
-    kinds = {(each.dtype, each.device) for each in metas}
-    own = all(name in program.constants for name in names[1:])
-    planes = len(metas[0].shape) == 4 and metas[0].shape[2:] != (1, 1)
-    if not own or not planes or kinds != {(torch.float32, "cpu")} or groups != 1:
-        return None
-    if any(each != 1 for each in _pair(dilation)):
-        return None
-    sizes = zip(
-        metas[0].shape[2:],
-        metas[1].shape[2:],
-        _pair(stride),
-        _pair(padding),
-        metas[-1].shape[2:],
-        strict=True,
+    size, taps, made = (
+        program.metas[name].shape[2:]
+        for name in (given.x.name, given.weight.name, op.name)
     )
-    rows, columns = (_phases_along(*each) for each in sizes)
+    if size == (1, 1):
+        return None
+    numbers = zip(size, taps, given.stride, given.padding, made, strict=True)
+    rows, columns = (_phases_along(*each) for each in numbers)
     return None if rows is None or columns is None else (rows, columns)
 
 
@@ -172,10 +157,3 @@ def _phases_along(
         high = turns + made // stride - 1
         found.append(_Phase(first, -low, high - (size - 1)))
     return found
-
-
-def _pair(numbers: Argument) -> Pair:
-    """Two numbers, of which one may stand for both."""
-    given: list[int] = [numbers] if isinstance(numbers, int) else list(numbers)
-    first, second = given * (2 // len(given))
-    return first, second

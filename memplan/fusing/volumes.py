@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from memplan.fusing.given import Given, convolution, each_of, is_norm
 from memplan.graph.build import Rewriter
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
-from memplan.graph.program import Argument, Meta, Op, Program, Ref, is_pointwise, mapped
+from memplan.graph.program import Op, Program, Ref, is_pointwise, mapped
 
 aten = torch.ops.aten
 Triple = tuple[int, int, int]
@@ -29,7 +30,7 @@ def with_volumes(program: Program, inference: Inference) -> Program:
     A batch normalisation behind a convolution multiplies each of its parts. Names and
     values of the steps that are left are as before.
     """
-    if not any(isinstance(op, Op) and _numbers(op, program) for op in program.ops):
+    if not any(isinstance(op, Op) and _given(op, program) for op in program.ops):
         return program
     return _Volumes(program, inference).all()
 
@@ -46,10 +47,10 @@ class _Volumes:
             assert isinstance(step, Op)
             if step.name in done:
                 continue
-            numbers = _numbers(step, self._old)
-            if numbers is not None:
+            given = _given(step, self._old)
+            if given is not None:
                 norm = self._norms.get(step.name)
-                made = self._convolved(step, numbers, norm)
+                made = self._convolved(step, given, norm)
                 if norm is not None:
                     done.add(norm.name)
                 self._end(norm or step, made)
@@ -61,11 +62,9 @@ class _Volumes:
                 self._to.append(step)
         return without_dead(self._to.program)
 
-    def _convolved(
-        self, op: Op, numbers: tuple[Triple, Triple, Triple], norm: Op | None
-    ) -> Ref:
+    def _convolved(self, op: Op, given: Given, norm: Op | None) -> Ref:
         """The planes of a convolution's result, with a normalisation behind it."""
-        to, (x, weight, bias) = self._to, (*op.args, None)[:3]
+        to, (x, weight, bias, *numbers, _) = self._to, given
         (step, *steps), (padding, *paddings), (apart, *aparts) = numbers
         batch, _, depth = self._old.metas[x.name].shape[:3]
         planes = self._view(op, x)
@@ -80,8 +79,8 @@ class _Volumes:
             last = tap == taps - 1
             part = self._depths(op, planes, (tap * apart, count, step), batch)
             flat = to.add(op, f"{weight.name}_at", aten.select.int, weight, 2, tap)
-            given = flat, bias if last else None, steps, paddings, aparts
-            y = to.add(op, f"{op.name}_tap", aten.conv2d.default, part, *given)
+            how = flat, bias if last else None, steps, paddings, aparts
+            y = to.add(op, f"{op.name}_tap", aten.conv2d.default, part, *how)
             if norm is not None:
                 y = self._normalised(norm, y, last)
             name = f"{op.name}_taps"
@@ -107,15 +106,16 @@ class _Volumes:
         x, kernel, *rest = op.args
         numbers: list[Any] = rest + defaults[len(rest) :]
         stride, padding, *more = numbers
-        apart = _triple(more.pop(0) if most else 1)
-        sizes, steps, paddings = map(_triple, (kernel, stride or kernel, padding))
+        apart = each_of(more.pop(0) if most else 1, 3)
+        three = kernel, stride or kernel, padding
+        sizes, steps, paddings = (each_of(each, 3) for each in three)
         rounds_up, *others = more
         if paddings[0] or rounds_up or others not in ([], [True, None]):
             return None
         to, (batch, _, depth) = self._to, self._old.metas[x.name].shape[:3]
-        given = self._planes[x.name], sizes[1:], steps[1:], paddings[1:]
-        flat = (*given, apart[1:]) if most else given
-        y = to.add(op, f"{op.name}_flat", POOLINGS[op.key], *map(_listed, flat))
+        pairs = [sizes, steps, paddings, *([apart] if most else [])]
+        flat = self._planes[x.name], *(each[1:] for each in pairs)
+        y = to.add(op, f"{op.name}_flat", POOLINGS[op.key], *flat)
         count = (depth - apart[0] * (sizes[0] - 1) - 1) // steps[0] + 1
         total = self._depths(op, y, (0, count, steps[0]), batch)
         over = aten.maximum.default if most else aten.add.Tensor
@@ -183,49 +183,10 @@ class _Volumes:
         self._planes[op.name] = made
 
 
-def _numbers(op: Op, program: Program) -> tuple[Triple, Triple, Triple] | None:
-    """Stride, padding and dilation of a 3-d convolution; None for anything else, and
-    for those that stay as they are."""
-    if op.key != "aten.conv3d" or op.kwargs:
-        return None
-    defaults: tuple[Argument, ...] = (None, 1, 0, 1, 1)
-    x, weight, bias, *numbers, groups = (*op.args, *defaults[len(op.args) - 2 :])
-    weights = [each.name for each in (weight, bias) if each is not None]
-    metas: list[Any] = [program.metas[name] for name in (x.name, *weights, op.name)]
-    if not all(isinstance(each, Meta) and each.shape for each in metas):
-        return None
-    if any((each.dtype, each.device) != (torch.float32, "cpu") for each in metas):
-        return None
-    own = all(name in program.constants for name in weights)
-    whole = len(metas[0].shape) == 5 and 0 not in metas[0].shape and groups == 1
-    if not (own and whole) or any(isinstance(each, str) for each in numbers):
-        return None
-    stride, padding, dilation = map(_triple, numbers)
-    return stride, padding, dilation
-
-
-def _triple(numbers: Any) -> Triple:
-    """Three numbers, of which one may stand for all."""
-    given = [numbers] if isinstance(numbers, int) else numbers
-    first, second, third = tuple(given) * (3 // len(given))
-    return first, second, third
-
-
-def _listed(given: Any) -> Any:
-    return (
-        list(given)
-        if isinstance(given, tuple) and not isinstance(given, Ref)
-        else given
-    )
-
-
-def is_norm(op: Op, program: Program) -> bool:
-    """Whether it is a normalisation by constants."""
-    if op.key != "aten.batch_norm" or op.kwargs or op.args[5]:
-        return False
-    vectors = [each.name for each in op.args[1:5] if isinstance(each, Ref)]
-    known = all(name in program.constants for name in vectors)
-    return known and isinstance(op.args[3], Ref) and isinstance(op.args[4], Ref)
+def _given(op: Op, program: Program) -> Given | None:
+    """What a 3-d convolution in one group is given; None for anything else."""
+    found = convolution(op, "aten.conv3d", program)
+    return found if found is not None and found.groups == 1 else None
 
 
 def _norms(program: Program, uses: Counter[str]) -> dict[str, Op]:

@@ -440,31 +440,6 @@ def test_a_norm_and_an_addition_are_part_of_the_kernels() -> None:
     assert module.memplan.kernels <= 7  # three for each convolution, and the addition
 
 
-@examples(
-    5,
-    soak=200,
-    names=st.lists(st.sampled_from(sorted(VOLUMES)), min_size=1, max_size=5),
-    added=st.sets(st.integers(0, 4), max_size=3),
-    kept=st.sets(st.integers(0, 4), max_size=2),
-    images=st.integers(1, 3),
-    sizes=st.tuples(*[st.integers(3, 6)] * 3),
-    last=st.booleans(),
-)
-def test_random_networks_of_volumes(
-    names: list[str],
-    added: set[int],
-    kept: set[int],
-    images: int,
-    sizes: tuple[int, ...],
-    last: bool,
-) -> None:
-    torch.manual_seed(0)
-    model = Steps(names, added, kept, VOLUMES)
-    order = torch.channels_last_3d if last else torch.contiguous_format
-    x = torch.randn(images, WIDTH, *sizes).contiguous(memory_format=order)
-    check_on(model, x, larger=True)
-
-
 @pytest.mark.parametrize("images", [1, 2])
 def test_images_that_grow(images: int) -> None:
     torch.manual_seed(0)
@@ -499,26 +474,29 @@ def test_branches_are_one_convolution(name: str, kernels: int) -> None:
     assert module.memplan.kernels == kernels
 
 
+FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
 @examples(
-    5,
-    soak=200,
-    names=st.lists(st.sampled_from(sorted(IMAGES)), min_size=1, max_size=5),
+    10,
+    soak=400,
+    given=st.sampled_from([(2, IMAGES), (3, VOLUMES)]).flatmap(
+        lambda kind: st.tuples(
+            st.just(kind),
+            st.lists(st.sampled_from(sorted(kind[1])), min_size=1, max_size=5),
+            st.tuples(*[st.integers(3, 7)] * kind[0]),
+        )
+    ),
     added=st.sets(st.integers(0, 4), max_size=3),
     kept=st.sets(st.integers(0, 4), max_size=2),
     images=st.integers(1, 3),
-    sizes=st.tuples(*[st.integers(3, 8)] * 2),
     last=st.booleans(),
 )
-def test_random_networks_of_images(
-    names: list[str],
-    added: set[int],
-    kept: set[int],
-    images: int,
-    sizes: tuple[int, ...],
-    last: bool,
+def test_random_networks_of_images_and_volumes(
+    given: Any, added: set[int], kept: set[int], images: int, last: bool
 ) -> None:
     torch.manual_seed(0)
-    model = Steps(names, added, kept, IMAGES)
-    order = torch.channels_last if last else torch.contiguous_format
+    (dims, layers), names, sizes = given
+    order = FORMATS[dims] if last else torch.contiguous_format
     x = torch.randn(images, WIDTH, *sizes).contiguous(memory_format=order)
-    check_on(model, x, larger=True)
+    check_on(Steps(names, added, kept, layers), x, larger=True)
