@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memplan.applying.session import apply as apply
     from memplan.budgeting.solve import solve as solve
     from memplan.chunking.chunk import chunk as chunk
+    from memplan.chunking.options import BudgetError as BudgetError
     from memplan.chunking.options import ChunkOptions as ChunkOptions
     from memplan.chunking.plan import ChunkPlan as ChunkPlan
     from memplan.chunking.planfile import read_chunk_plan as read_chunk_plan
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from memplan.core.planfile import write_plan as write_plan
     from memplan.core.problem import Problem as Problem
     from memplan.core.verify import verify as verify
+    from memplan.errors import MemplanError as MemplanError
+    from memplan.errors import NoPlanError as NoPlanError
     from memplan.fusing.options import FuseOptions as FuseOptions
     from memplan.plotting.timeline import plot as plot
     from memplan.recording.boundary import interrupt as interrupt
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from memplan.trace.write import write_trace as write_trace
 
 _HOMES = {
+    "BudgetError": "memplan.chunking.options",
     "ChunkOptions": "memplan.chunking.options",
     "ChunkPlan": "memplan.chunking.plan",
     "CompileOptions": "memplan.compiling.bench",
@@ -57,6 +61,8 @@ _HOMES = {
     "Estimate": "memplan.reporting.estimate",
     "FuseOptions": "memplan.fusing.options",
     "Limits": "memplan.reporting.check",
+    "MemplanError": "memplan.errors",
+    "NoPlanError": "memplan.errors",
     "Plan": "memplan.core.plan",
     "Problem": "memplan.core.problem",
     "Trace": "memplan.trace.trace",
@@ -91,6 +97,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BudgetError",
     "ChunkOptions",
     "ChunkPlan",
     "CompileOptions",
@@ -98,6 +105,8 @@ __all__ = [
     "Estimate",
     "FuseOptions",
     "Limits",
+    "MemplanError",
+    "NoPlanError",
     "Plan",
     "Problem",
     "Trace",

@@ -207,7 +207,7 @@ class _Chunking:
         if not module.chunks:
             return module
         module = self._bench.fastest([module], self._options.enough)
-        if module.memplan.slowdown > self._options.enough:
+        if not self._bench.is_fast(module, self._options.enough):
             raise self._too_slow(module, f"{name} fits its budget", AGAIN)
         return module
 

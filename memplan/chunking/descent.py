@@ -59,6 +59,9 @@ class Bench(Protocol[Made]):
     def slowdown(self, module: Made) -> float:
         """The time over the model's, of a module that `fastest` gave."""
 
+    def is_fast(self, module: Made, enough: float) -> bool:
+        """Whether that is not clearly above `enough`."""
+
 
 @dataclass
 class Tried:
@@ -126,7 +129,7 @@ class Descent(Generic[Made]):
         """The fastest of some modules, at least one; whether it is fast enough."""
         enough = self._options.enough
         module = self._bench.fastest(modules, enough)
-        return module, self._bench.slowdown(module) <= enough
+        return module, self._bench.is_fast(module, enough)
 
     def fast_within(self, limit: int) -> tuple[Made | None, bool]:
         """The fastest module found within `limit` bytes, and whether it is fast enough;

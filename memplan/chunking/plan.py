@@ -73,7 +73,9 @@ class ChunkPlan:
     measured_bytes_* the allocator's. peak_bytes_before includes what variables of the
     model's Python hold beyond the needs of its operators (`held` in peak_before).
     peak_before, peak_after: where the estimated peaks are. slowdown: measured time,
-    chunked over original. left_alone: path of an unchanged submodule -> reason.
+    chunked over original, the median of pairs of runs; slowdown_low, slowdown_high:
+    where that is with a probability of 90 %; of less than five pairs, the least and the
+    largest. left_alone: path of an unchanged submodule -> reason.
     internal_errors: defects of memplan, each with its operator -> how many regions were
     dropped for it.
     """
@@ -89,6 +91,8 @@ class ChunkPlan:
     measured_bytes_before: int = 0
     measured_bytes_after: int = 0
     slowdown: float = 1.0
+    slowdown_low: float = 1.0
+    slowdown_high: float = 1.0
     max_relative_error: float = 0.0
     search_seconds: float = 0.0
     device: str = "cpu"

@@ -14,6 +14,7 @@ from itertools import pairwise
 from memplan.chunking.region import NotLoopableError
 from memplan.chunking.timing import multiplications
 from memplan.graph.liveness import Beside, lifetimes, profile, roots_of
+from memplan.graph.lower import without_dead
 from memplan.graph.program import (
     Op,
     Program,
@@ -31,6 +32,7 @@ LEAST_GAP = 4  # operators between two users of a value
 MOST = 3  # values computed again
 LEAST = 1 / 8  # of the peak, for a value
 DEAREST = 1 / 3  # of the arithmetic, for all
+CHEAP = 1 / 32  # of the arithmetic: a value that takes so little is made for each user
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,14 @@ class Recompute:
 
     name: of the value. at: the position of the first operator for which it is computed
     again. ops: the positions of the operators that run again. saves: the bytes that are
-    then free between its users.
+    then free between its users. gap: the operators in which they are.
     """
 
     name: str
     at: int
     ops: tuple[int, ...]
     saves: int
+    gap: int
 
 
 @dataclass(frozen=True)
@@ -71,19 +74,41 @@ def bases(program: Program, beside: Beside = temporaries) -> Iterator[Base]:
     whole = max(1, sum(multiplications(program, op) for op in program.ops))
     while base is not None:
         yield base
-        base = _with_one_more(base, whole, beside) if len(base.again) < MOST else None
+        more = len(set(base.again)) < MOST
+        base = _with_one_more(base, whole, beside) if more else None
 
 
 def _with_one_more(base: Base, whole: int, beside: Beside) -> Base | None:
     """The base with one more value computed again. whole: the model's arithmetic."""
     program, live = base.program, profile(base.program, beside=beside)
-    for what in recomputable(program, least=int(LEAST * live.peak)):
-        cost = sum(multiplications(program, program.ops[i]) for i in what.ops)
-        share = base.share + cost / whole
+    least = int(LEAST * live.peak)
+    for what in recomputable(program, least):
+        cost = _cost(program, what) / whole
         most = max(live.live[what.ops[-1] + 1 : what.at + 1])
-        if 2 * most >= live.peak and share <= DEAREST:
-            return Base(recomputed(program, what), (*base.again, what.name), share)
+        if 2 * most >= live.peak and base.share + cost <= DEAREST:
+            more = _recomputed(base, what, cost)
+            while cost <= CHEAP and (other := _named(more.program, what.name)):
+                cost = _cost(more.program, other) / whole
+                if more.share + cost > DEAREST:
+                    break
+                more = _recomputed(more, other, cost)
+            return more
     return None
+
+
+def _recomputed(base: Base, what: Recompute, cost: float) -> Base:
+    program = recomputed(base.program, what)
+    return Base(program, (*base.again, what.name), base.share + cost)
+
+
+def _cost(program: Program, what: Recompute) -> int:
+    """The multiplications that it takes."""
+    return sum(multiplications(program, program.ops[i]) for i in what.ops)
+
+
+def _named(program: Program, name: str) -> Recompute | None:
+    """How the value of a name can be computed again; None if it cannot."""
+    return next((each for each in recomputable(program) if each.name == name), None)
 
 
 def again(program: Program, names: Iterable[str]) -> Program:
@@ -92,15 +117,16 @@ def again(program: Program, names: Iterable[str]) -> Program:
     Raises NotLoopableError for one that cannot be.
     """
     for name in names:
-        known = {each.name: each for each in recomputable(program)}
-        if name not in known:
+        what = _named(program, name)
+        if what is None:
             raise NotLoopableError(f"{name} cannot be computed again")
-        program = recomputed(program, known[name])
+        program = recomputed(program, what)
     return program
 
 
 def recomputable(program: Program, least: int = 1) -> list[Recompute]:
-    """Values that can be computed again, those first that take most memory.
+    """Values that can be computed again, those first that take most memory
+    for longest.
 
     program: without loops. least: bytes of a value.
     """
@@ -122,8 +148,10 @@ def recomputable(program: Program, least: int = 1) -> list[Recompute]:
         saves = sum(owned[root] for root in roots)
         if saves >= least:
             ops = _behind(program, name, at, last, maker)
-            found.append(Recompute(name, at, ops, saves))
-    return sorted(found, key=lambda each: (-each.saves, each.at))
+            if len(ops) > max(gaps):  # longer than what it bridges
+                continue
+            found.append(Recompute(name, at, ops, saves, max(gaps)))
+    return sorted(found, key=lambda each: (-each.saves * each.gap, each.at))
 
 
 def recomputed(program: Program, what: Recompute) -> Program:
@@ -158,7 +186,10 @@ def recomputed(program: Program, what: Recompute) -> Program:
         for step in program.ops[what.at :]
     ]
     ops = [*program.ops[: what.at], *copies, *late]
-    return replace(program, ops=ops, metas=metas, roots=roots, modules=modules)
+    # An earlier operator may have had no other user.
+    return without_dead(
+        replace(program, ops=ops, metas=metas, roots=roots, modules=modules)
+    )
 
 
 def _renamed(op: Op, new: dict[str, str], name: str) -> Op:

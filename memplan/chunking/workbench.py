@@ -30,7 +30,7 @@ from memplan.graph.check import (
     scales,
     tolerance_of,
 )
-from memplan.graph.clock import in_turns, timed
+from memplan.graph.clock import in_pairs, interval, timed
 from memplan.graph.liveness import profile
 from memplan.graph.measure import Observed, activation_peak
 from memplan.graph.program import Program
@@ -86,13 +86,19 @@ class Workbench:
         """The ratio that `fastest` measured."""
         return float(module.memplan.slowdown)
 
-    def _timed(self, module: Chunked) -> float:
-        """The time of `module` over the model's: of the medians of both, in turns."""
-        runs = self._call(self._model), self._call(module)
-        with torch.no_grad():
-            times = in_turns(runs, self.device, enough=2.0, least=(5, 3))
-        before, after = map(median, times)
-        return after / before
+    def is_fast(self, module: Chunked, enough: float) -> bool:
+        """Whether `fastest` did not find that it takes more than `enough` times as
+        long: where that is undecided, the plan says so."""
+        plan = module.memplan
+        if plan.slowdown > enough >= plan.slowdown_low:
+            low, high = plan.slowdown_low, plan.slowdown_high
+            reason = (
+                f"the time is undecided: {low:.2f} to {high:.2f} times the original"
+            )
+            module.memplan = replace(
+                plan, reason=f"{reason}; the limit is {enough:.2f}"
+            )
+        return bool(plan.slowdown_low <= enough)
 
     def unchanged(self, limit: int, reason: str) -> Chunked:
         """The model unchanged, as a module without chunks."""
@@ -157,18 +163,24 @@ class Workbench:
     def fastest(self, modules: Sequence[Chunked], enough: float = math.inf) -> Chunked:
         """The fastest of some modules (at least one), timed against the original.
 
-        enough: modules with a larger ratio are timed twice. Ctrl-C ends the timing with
-        the best module so far.
+        enough: timed until it is sure which ratios are above. Ctrl-C ends the timing
+        with the best module so far.
         """
         best: Chunked | None = None
         try:
             for module in modules:
                 self._progress("timing")
-                ratio = self._timed(module)
-                if ratio > enough:  # the machine may have been busy: the better of two
-                    ratio = min(ratio, self._timed(module))
-                module.memplan = replace(module.memplan, slowdown=ratio)
-                if best is None or ratio < best.memplan.slowdown:
+                runs = self._call(self._model), self._call(module)
+                with torch.no_grad():
+                    ratios = in_pairs(*runs, self.device, enough)
+                low, high = interval(ratios)
+                module.memplan = replace(
+                    module.memplan,
+                    slowdown=median(ratios),
+                    slowdown_low=low,
+                    slowdown_high=high,
+                )
+                if best is None or self.slowdown(module) < self.slowdown(best):
                     best = module
         except KeyboardInterrupt:
             if best is None:

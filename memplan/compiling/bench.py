@@ -198,6 +198,10 @@ class Bench:
         """The ratio that `build` measured."""
         return module.memplan.slowdown
 
+    def is_fast(self, module: Compiled, enough: float) -> bool:
+        """Whether that is at most `enough`."""
+        return module.memplan.slowdown <= enough
+
     def fastest(self, modules: Sequence[Compiled], enough: float) -> Compiled:
         """The fastest of some modules."""
         return min(modules, key=self.slowdown)

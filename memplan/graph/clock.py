@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -15,6 +16,9 @@ LEAST, DECISIVE = 3, 2  # rounds of runs in turns, and of decisive ones
 MOST = 25
 LONG = 0.1  # seconds of a run that needs fewer rounds
 CLEARLY_SLOWER = 1.5  # times the fastest: slower runs are dropped
+UNSURE, SURE = 0.1, 5  # how probably a median lies outside its interval; of values
+SOON, LATE = 0.5, 5.0  # seconds of pairs of runs that decide clearly, and hardly
+FAR_BELOW, FAR_ABOVE = 0.9, 1.3  # times a limit, of pairs that decide clearly
 
 
 def clock() -> Callable[[], float]:
@@ -77,3 +81,46 @@ def seconds(
     """The least time of each run `in_turns`, where those CLEARLY_SLOWER are dropped."""
     took = in_turns(runs, device, enough, ready=ready, drop=CLEARLY_SLOWER)
     return [min(each) for each in took]
+
+
+def in_pairs(
+    before: Run, after: Run, device: str = "cpu", limit: float = math.inf
+) -> list[float]:
+    """The time of `after` over that of `before`, in pairs of runs after a warm-up.
+
+    There are more pairs while it is unsure on which side of `limit` their median is:
+    `interval` is then around it.
+    """
+    for run in (before, after):
+        timed(run, device)
+    found: list[float] = []
+    began = time.perf_counter()
+    while len(found) < MOST:
+        took = timed(before, device)[1]
+        found.append(timed(after, device)[1] / took)
+        elapsed = time.perf_counter() - began
+        if elapsed < SOON or len(found) < LEAST:
+            continue
+        low, high = interval(found)
+        if high <= FAR_BELOW * limit or low > FAR_ABOVE * limit:
+            break
+        if len(found) >= SURE and (high <= limit or low > limit or elapsed > LATE):
+            break
+    return found
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Where the median is of what the values are a sample of, with a probability of
+    1 - UNSURE; for fewer than five values, which is too few, the least and the largest.
+
+    It lies between the k-th value from either end, by the sign test: half of all values
+    are below a median, so that fewer than k of n are with a binomial probability.
+    """
+    count, outside = len(values), UNSURE / 2
+    tail, below = 0.5**count, 0
+    while tail <= outside:
+        below += 1
+        tail += math.comb(count, below) * 0.5**count
+    below = max(1, below)
+    ordered = sorted(values)
+    return ordered[below - 1], ordered[-below]

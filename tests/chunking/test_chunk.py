@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import memplan  # noqa: E402
+from memplan.chunking import workbench  # noqa: E402
 from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
 from memplan.errors import InputError, UsageError  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
@@ -205,6 +206,22 @@ def test_as_little_as_can_be_in_time() -> None:
     assert peak(raised.value.closest, x) == raised.value.floor < peak(model, x)
     options = ChunkOptions(max_slowdown=None, time_limit=1e-9)
     assert memplan.chunk(model, x, "min", options=options).memplan.status == "unchanged"
+
+
+def test_a_time_that_is_undecided_is_accepted_and_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ratios = [1.0, 1.3, 1.3, 1.05, 1.2]
+    monkeypatch.setattr(workbench, "in_pairs", lambda *_: ratios)
+    model, x = models.attention()
+    plan = memplan.chunk(model, x, "50%").memplan
+    assert (plan.slowdown_low, plan.slowdown, plan.slowdown_high) == (1.0, 1.2, 1.3)
+    said = "the time is undecided: 1.00 to 1.30 times the original"
+    assert plan.reason == f"{said}; the limit is 1.10"
+
+    ratios[:] = [1.15, 1.3, 1.3, 1.2, 1.2]
+    with pytest.raises(BudgetError, match=r"takes 1\.20 times as long, above 1\.10"):
+        memplan.chunk(model, x, "50%")
 
 
 def test_submodules_where_the_model_cannot_be_exported() -> None:

@@ -56,6 +56,9 @@ class Counted:
     def slowdown(self, module: Trial) -> float:
         return self.slower
 
+    def is_fast(self, module: Trial, enough: float) -> bool:
+        return self.slowdown(module) <= enough
+
     def fastest(self, modules: Sequence[Trial], enough: float) -> Trial:
         return modules[0]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
@@ -79,3 +83,53 @@ def test_one_thread_is_timed_by_its_work(monkeypatch: pytest.MonkeyPatch) -> Non
     for threads, shown in ((1, 1.0), (2, 2.0)):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         assert clock.clock()() == shown
+
+
+@pytest.mark.parametrize(
+    ("after", "limit", "pairs"),
+    [
+        (0.07, 1.0, 3),  # clearly faster
+        (0.2, 1.0, 3),  # clearly slower
+        (0.099, 1.0, 5),  # hardly faster
+        (0.101, 1.0, 5),
+        (0.2, float("inf"), 3),  # nothing is too slow
+    ],
+)
+def test_pairs_end_when_it_is_decided(
+    after: float, limit: float, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(monkeypatch)
+    scale = 3  # so that the first pairs take long enough
+    ratios = clock.in_pairs(*runs(0.1 * scale, after * scale), limit=limit)
+    assert ratios == pytest.approx([10 * after] * pairs)
+    assert runs.order == [0, 1] * (pairs + 1)
+
+
+def test_pairs_go_on_while_it_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(monkeypatch)
+    before, _ = runs(0.2, 0.2)
+    turns = iter([0.2] + [0.18, 0.24] * 20)
+    ratios = clock.in_pairs(before, lambda: runs._run(1, next(turns)), limit=1.0)
+    assert len(ratios) == 13  # that takes 5 s
+    assert clock.interval(ratios) == pytest.approx((0.9, 1.2))
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=25))
+def test_an_interval_is_around_the_median(values: list[float]) -> None:
+    low, high = clock.interval(values)
+    below = sum(value < low for value in values)
+    above = sum(value > high for value in values)
+    assert low <= statistics.median(values) <= high
+    assert {low, high} <= set(values)
+    # What lies outside on one side has at most half of 10 % of the probability.
+    most = max(below, above)
+    tail = sum(math.comb(len(values), each) for each in range(most + 1))
+    assert most == 0 or tail / 2 ** len(values) <= 0.05
+
+
+def test_an_interval_is_as_the_tables_have_it() -> None:
+    # Sign test, 90 %, of 5, 8, 11, 13 and 20 values: ranks from either end.
+    ranks = {4: 1, 5: 1, 8: 2, 11: 3, 13: 4, 20: 6, 25: 8}
+    for count, rank in ranks.items():
+        expected = float(rank - 1), float(count - rank)
+        assert clock.interval([float(i) for i in range(count)]) == expected

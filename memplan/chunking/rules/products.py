@@ -18,7 +18,7 @@ from memplan.chunking.rules.flow import (
     shape,
     whole,
 )
-from memplan.chunking.rules.lowered import causal_attention
+from memplan.chunking.rules.lowered import causal_attention, grouped_rows
 from memplan.graph.program import Argument, Bound, extent
 
 
@@ -65,13 +65,21 @@ def _products(
     return broadcast(out, batches, left[:-2]), broadcast(out, batches, right[:-2])
 
 
-@rule(own="transformers.grouped_mm_fallback")
+@rule("_grouped_mm", own="transformers.grouped_mm_fallback")
 def grouped(call: Call, out: Slice) -> Flow | None:
-    """Rows times the matrix of their group: by features, as groups have any size."""
-    weight = shape(call, "weight")
-    if weight is None or out.dim != 1:
+    """Rows times the matrix of their group. A slice of rows has fewer groups, which
+    end where the groups do."""
+    arguments = list(given(call).values())
+    sizes = [tuple(meta.shape) for meta in call.operands]
+    plain = [len(each) for each in sizes] == [2, 3, 1]
+    if not plain or any(each is not None for each in arguments[3:]):
         return None
-    return Flow(needing(call, {"weight": out._replace(dim=2)}))
+    if out.dim == 1:
+        return Flow((None, out._replace(dim=2), None))
+    window = call.window(out)
+    start, stop = Bound(window, low=1, high=0), Bound(window, low=0, high=1)
+    args = (*arguments[:3], start, stop, str(call.op.target))
+    return Flow((out, None, None), grouped_rows, args, {})
 
 
 @rule("outer")

@@ -34,7 +34,12 @@ def contraction_samples() -> Iterator[Sample]:
     yield product(aten.addmv.default, b[:7], x[0], y[0, :, 0], dims=(0,))
     yield product(aten.matmul.default, x, y, dims=(0, 1, 2))
     yield product(aten.matmul.default, x, y[:1], dims=(0, 1, 2))
-    yield product(grouped(), x[0], y, torch.tensor([2, 7]), dims=(1,))
+    three = torch.randn(3, 6, 8)
+    for ends in ([2, 2, 7], [0, 7, 7]):
+        at = torch.tensor(ends, dtype=torch.int32)
+        yield product(grouped(), x[0], three, at, dims=(0, 1))
+        rows = torch.randn(7, 16)[:, :8], torch.randn(3, 8, 8)
+        yield product(aten._grouped_mm.default, *rows, at, dims=(0, 1))
     wide = torch.randn(3, 1, 7, 6)
     yield product(aten.matmul.default, wide, y, dims=(0, 1, 2, 3))
     yield product(aten.matmul.default, y[0].t(), wide.mT, dims=(0, 2, 3))

@@ -55,6 +55,10 @@ def test_sources_are_whole_by_themselves() -> None:
     heads = made["causal_attention"](x, x, x, 2, 5, {})
     statistics = made["group_norm_statistics"](x, 2, 1e-5)
     normal = made["group_norm_apply"](x, *statistics, None, None)
+    rows, ends = torch.randn(6, 16), torch.tensor([1, 1, 6], dtype=torch.int32)
+    matrices = torch.randn(3, 16, 8)
+    name = "aten._grouped_mm.default"
+    groups = made["grouped_rows"](rows[2:4], matrices, ends, 2, 4, name)
     functional = torch.nn.functional
     expected = [
         (conv, functional.conv2d(x, weight, padding=1)),
@@ -70,6 +74,7 @@ def test_sources_are_whole_by_themselves() -> None:
         (line, functional.interpolate(x, scale_factor=2, mode="bilinear")[:, :, 3:7]),
         (heads, lowered.causal_attention(x, x, x, 2, 5, {})),
         (normal, functional.group_norm(x, 2)),
+        (groups, rows[2:4] @ matrices[2]),
     ]
     assert len(made) == len(expected)
     for got, whole in expected:
