@@ -86,10 +86,11 @@ THROUGH = {"aten.reshape", "aten._unsafe_view", "aten.clone"}
 
 
 def _grouped(program: Program, op: Op, makers: dict[str, Op]) -> Op:
-    """Attention to the keys and values that are repeated, if they are; only without a
-    mask, since some kernels with a mask do not support groups."""
+    """Attention to the keys and values that are repeated, if they are; with a mask only
+    on a CPU, since some kernels of GPUs do not take a mask and groups."""
     options = _options(op)
-    if "attn_mask" in options or "enable_gqa" in options:
+    on_cpu = program.metas[op.name].device == "cpu"
+    if "enable_gqa" in options or ("attn_mask" in options and not on_cpu):
         return op
     key, value = (_source(program, arg.name, makers) for arg in op.args[1:3])
     if key is None or value is None:

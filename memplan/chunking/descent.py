@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from memplan.chunking.curve import live_at
 from memplan.chunking.options import ChunkOptions
 from memplan.chunking.recompute import Base, bases
 from memplan.chunking.search import Search, Trial
@@ -24,6 +25,7 @@ ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
 LOWER = 0.7  # times a budget that is missed or kept too slowly: the next to try
 LOWERED = 5  # goals that are tried for a budget
+LARGE = 1 / 16  # of a peak, for a storage that limits it
 DEAR = 0.25  # of a run, by which an estimate of time may be wrong
 SPARE = 0.9  # of an estimate, at most, where more is searched for as well
 
@@ -85,7 +87,7 @@ class Tries:
 
     def __init__(self, program: Program, costs: Costs) -> None:
         self.known: list[Tried] = []
-        self._more = bases(program, costs.beside)
+        self._more = bases(program, costs.beside, self._limiting)
 
     def __iter__(self) -> Iterator[Tried]:
         last = [tried for tried in self.known if tried.short >= ATTEMPTS]
@@ -94,6 +96,14 @@ class Tries:
             self.known.append(Tried(base))
             yield self.known[-1]
         yield from last
+
+    def _limiting(self) -> Set[str]:
+        """The larger storages at the peak of the last one's best trial."""
+        best = self.known[-1].best
+        if best is None:
+            return frozenset()
+        live = live_at(best.program, best.profile.at)
+        return {name for name, size in live if size >= LARGE * best.peak}
 
 
 class Descent(Generic[Made]):

@@ -7,7 +7,7 @@ operators can run a second time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ from memplan.graph.program import (
 from memplan.graph.workspace import temporaries
 
 AGAIN = "_again"  # ends the names of what is computed a second time
-LEAST_GAP = 4  # operators between two users of a value
+LEAST_GAP = 2  # operators from a user of a value to the next
 MOST = 3  # values computed again
 LEAST = 1 / 8  # of the peak, for a value
 DEAREST = 1 / 3  # of the arithmetic, for all
@@ -64,28 +64,33 @@ class Base:
     share: float = 0.0
 
 
-def bases(program: Program, beside: Beside = temporaries) -> Iterator[Base]:
+def bases(
+    program: Program,
+    beside: Beside = temporaries,
+    limiting: Callable[[], Set[str]] = frozenset,
+) -> Iterator[Base]:
     """The program itself, then with one more value after the other computed again.
 
-    Only values that are a good part of the peak, that are kept while much is live, and
-    that take little arithmetic. beside: bytes that operators need of their own.
+    limiting: the storages that are live where loops leave the last base's peak, the
+    first to be computed again. Else values that are a good part of the peak, and that
+    are kept while much is live. Only what takes little arithmetic. beside: bytes that
+    operators need of their own.
     """
     base: Base | None = Base(program)
     whole = max(1, sum(multiplications(program, op) for op in program.ops))
     while base is not None:
         yield base
         more = len(set(base.again)) < MOST
-        base = _with_one_more(base, whole, beside) if more else None
+        base = _with_one_more(base, whole, beside, limiting()) if more else None
 
 
-def _with_one_more(base: Base, whole: int, beside: Beside) -> Base | None:
+def _with_one_more(
+    base: Base, whole: int, beside: Beside, limiting: Set[str]
+) -> Base | None:
     """The base with one more value computed again. whole: the model's arithmetic."""
-    program, live = base.program, profile(base.program, beside=beside)
-    least = int(LEAST * live.peak)
-    for what in recomputable(program, least):
-        cost = _cost(program, what) / whole
-        most = max(live.live[what.ops[-1] + 1 : what.at + 1])
-        if 2 * most >= live.peak and base.share + cost <= DEAREST:
+    for what in _worthwhile(base.program, beside, limiting):
+        cost = _cost(base.program, what) / whole
+        if base.share + cost <= DEAREST:
             more = _recomputed(base, what, cost)
             while cost <= CHEAP and (other := _named(more.program, what.name)):
                 cost = _cost(more.program, other) / whole
@@ -94,6 +99,19 @@ def _with_one_more(base: Base, whole: int, beside: Beside) -> Base | None:
                 more = _recomputed(more, other, cost)
             return more
     return None
+
+
+def _worthwhile(
+    program: Program, beside: Beside, limiting: Set[str]
+) -> Iterator[Recompute]:
+    for what in recomputable(program):
+        if not limiting.isdisjoint(roots_of(program, what.name)):
+            yield what
+    live = profile(program, beside=beside)
+    for what in recomputable(program, least=int(LEAST * live.peak)):
+        most = max(live.live[what.ops[-1] + 1 : what.at + 1])
+        if 2 * most >= live.peak:
+            yield what
 
 
 def _recomputed(base: Base, what: Recompute, cost: float) -> Base:

@@ -182,8 +182,8 @@ def group_norm_statistics(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and 1 / sqrt(variance + eps) of each group of channels of x, [N, C, ...].
 
-    Both are [N, C, 1, ...] in float32 or wider, each group's value repeated for its
-    channels. One group of one sample is copied at a time.
+    Both are [N, G, 1, ...] in float32 or wider. One group of one sample is copied at a
+    time.
     """
     import torch
 
@@ -195,9 +195,9 @@ def group_norm_statistics(
             _, mean, scale = torch.native_group_norm(
                 wide.unsqueeze(0), None, None, 1, width, part[0].numel(), 1, eps
             )
-            means.append(mean.reshape(1).expand(width))
-            scales.append(scale.reshape(1).expand(width))
-    sizes = [*x.shape[:2], *[1] * (x.dim() - 2)]
+            means.append(mean.reshape(1))
+            scales.append(scale.reshape(1))
+    sizes = [x.shape[0], groups, *[1] * (x.dim() - 2)]
     return torch.cat(means).view(sizes), torch.cat(scales).view(sizes)
 
 
@@ -210,11 +210,14 @@ def group_norm_apply(
 ) -> torch.Tensor:
     """(x - mean) * rstd * weight + bias, in x's dtype.
 
-    mean, rstd: [N, C, 1, ...]; weight, bias: [C], or None for 1 and 0.
+    mean, rstd: [N, G, 1, ...]; weight, bias: [C], or None for 1 and 0.
     """
     import torch
 
     sizes = [1, -1, *[1] * (x.dim() - 2)]
+    width = x.shape[1] // mean.shape[1]
+    if width > 1:
+        mean, rstd = (each.repeat_interleave(width, 1) for each in (mean, rstd))
     scale = rstd if weight is None else rstd * weight.view(sizes)
     shift = -mean * scale
     if bias is not None:

@@ -231,17 +231,26 @@ def native_group_norm(call: Call, out: Slice) -> Flow | None:
 
 @rule(own="group_norm_statistics")
 def group_norm_statistics(call: Call, out: Slice) -> Flow | None:
-    """The batch alone: a group is that of one sample."""
-    return Flow((out,)) if out.dim == 0 else None
+    """The batch, or the groups: a group is that of one sample."""
+    x, _, eps = call.op.args
+    if out.dim == 0:
+        return Flow((out,))
+    width = call.operands[0].shape[1] // call.shape[1]
+    args = (x, extent(call.window(out)), eps)
+    return Flow((out.along(1, width),), call.op.target, args, {})
 
 
 @rule(own="group_norm_apply")
 def group_norm_apply(call: Call, out: Slice) -> Flow | None:
-    """Any dimension: a mean and a scale for each sample and channel are given."""
+    """Any dimension, whole groups of channels: each sample and group has a mean."""
     channels = out._replace(dim=0) if out.dim == 1 else None
-    statistics = out if out.dim <= 1 else None
+    statistics = out if out.dim == 0 else None
     mean = shape(call, "mean")
-    if statistics is not None and (mean is None or mean[out.dim] == 1):
+    if mean is None:
         return None
+    if out.dim == 1 and mean[1] > 1:
+        statistics = out.along(1, Fraction(mean[1], call.shape[1]))
+        if statistics is None:
+            return None
     slices = {"x": out, "mean": statistics, "rstd": statistics}
     return Flow(needing(call, {**slices, "weight": channels, "bias": channels}))

@@ -186,7 +186,8 @@ def normalisation_samples() -> Iterator[Sample]:
         True,
     )
     for image in (torch.randn(2, 4, 3, 5), torch.randn(2, 4, 3, 5).bfloat16()):
-        yield Sample(group_norm_statistics, (image, 2, 1e-5), {}, (0,), True)
+        yield Sample(group_norm_statistics, (image, 2, 1e-5), {}, (0, 1), True)
+        yield Sample(group_norm_statistics, (image, 1, 1e-5), {}, (0,), True)
         statistics = group_norm_statistics(image, 2, 1e-5)
         for affine in (channel[:2], (None, None)):
             args = (image, *statistics, *affine)

@@ -93,7 +93,15 @@ def test_group_norm_in_two_passes(
     weight, bias = torch.randn(6, dtype=dtype), torch.randn(6, dtype=dtype)
     for source in (x, x.transpose(0, 1).contiguous().transpose(0, 1)):
         mean, rstd = lowered.group_norm_statistics(source, groups, 1e-5)
-        assert mean.shape == rstd.shape == (*shape[:2], *[1] * (len(shape) - 2))
+        assert (
+            mean.shape
+            == rstd.shape
+            == (
+                shape[0],
+                groups,
+                *[1] * (len(shape) - 2),
+            )
+        )
         got = lowered.group_norm_apply(source, mean, rstd, weight, bias)
         expected = torch.group_norm(source, groups, weight, bias, 1e-5)
         tolerance = {torch.float64: 1e-9, torch.float32: 1e-3}.get(dtype, 5e-2)
