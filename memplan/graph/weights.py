@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from memplan.graph.nest import RECORDS, Kind, is_library
+from memplan.graph.contents import Contents, Groups, Types, is_watched, marks, row
+from memplan.graph.nest import Kind
 from memplan.graph.numbers import NONE, Numbers
 from memplan.native import _state
 
@@ -87,13 +87,13 @@ class Watch:
     """A model's state when it was compiled: cheap to compare at every call.
 
     names: of the tensors that were packed. numbers: that the model was exported with.
-    read: names of tensors that are read at each call, from one of the places where they
-    stand: what counts is whether they still stand in the others. A change of a packed
+    A change of a packed
     tensor in place is seen by its version, which every operation of torch raises but
     for batch normalisation, which counts, and for writes through ``.data`` and NumPy;
     those are seen where they change the first element, or one in the middle, of a
     buffer or a weight with dimensions. Other tensors, modules, attributes in a place
-    are seen by looking, and so are numbers, training mode and hooks.
+    are seen by looking, and so are numbers, training mode, hooks, classes, and modules
+    that are no submodules but that attributes hold.
     """
 
     def __init__(
@@ -101,54 +101,53 @@ class Watch:
         model: torch.nn.Module,
         names: Iterable[str],
         numbers: Numbers = NONE,
-        read: Iterable[str] = (),
     ) -> None:
-        self._model, self._names = model, list(names)
-        self._numbers, self._read = numbers, list(read)
+        self._model, self._names, self._numbers = model, list(names), numbers
         self.settle()
-        self._held = [_holder(model, name) for name in self._names]
-        tensors = [held[name] for held, name in self._held]
-        others = [_holder(model, each) for each in self._read]
-        self._ties = _ties(model, [*self._held, *others])
-        counted = [*self._held, *_counters(model, self._names)]
-        self._rows = [_row(held, name) for held, name in counted]
-        self._kinds = [Kind.of(each) for each in tensors]
-        self._marks = _marks(tensors)
+        self._take_weights()
 
     def settle(self) -> None:
         """Take modules and attributes as they are now."""
         self._modules = _Modules(self._model)
-        found = [
-            held
-            for module in self._model.modules()
-            for name, value in vars(module).items()
-            if name not in _COMMON and (held := _contents(value)) is not None
-        ]
-        self._containers = list({id(each): each for each in found}.values())
-        self._contents = list(map(copy.copy, self._containers))
+        packed = {id(fetch(self._model, name)) for name in self._names}
+        self._layouts = _layouts(self._model, packed)
+
+    def _take_weights(self) -> None:
+        model = self._model
+        self._held = [_holder(model, name) for name in self._names]
+        tensors = [held[name] for held, name in self._held]
+        self._ties = _ties(model, self._modules.contents.aliases)
+        counted = [*self._held, *_counters(model, self._names)]
+        self._rows = [row(held, name) for held, name in counted]
+        self._kinds = list(map(_lying, tensors))
+        self._marks = marks(tensors)
 
     def again(self) -> Watch:
-        """A watch of the same model's current state."""
-        return Watch(self._model, self._names, self._numbers, self._read)
+        """A watch of the same model, whose weights are taken as they are now."""
+        other = copy.copy(self)
+        other._take_weights()
+        return other
 
     def other_number(self) -> str:
         """What has another value than the model was exported with; "" for nothing."""
         return self._numbers.changed(Weights(self._model, {}))
 
     def same_containers(self) -> bool:
-        """Whether lists, dictionaries and objects that are attributes hold what they
-        held."""
-        return _same(self._containers, self._contents)
+        """Whether containers, objects and arrays that attributes hold, at any depth,
+        hold what they held."""
+        return self._modules.contents.same()
 
     def same_weights(self) -> bool:
         """Whether no tensor's values have changed."""
-        rows, marks = self._rows, self._marks  # of memory that is still there, then
-        return _state.holds_tensors(rows) and _state.has_bytes(marks)
+        if not _state.holds_tensors(self._rows):
+            return False
+        return _state.has_bytes(self._marks)  # of memory that is still there, then
 
     def same_kinds(self) -> bool:
-        """Whether the tensors still have their types, shapes and devices."""
-        now = [held.get(name) for held, name in self._held]
-        return [None if each is None else Kind.of(each) for each in now] == self._kinds
+        """Whether the tensors still have their types, shapes, devices and strides, on
+        which those of results depend."""
+        now = (held.get(name) for held, name in self._held)
+        return [each if each is None else _lying(each) for each in now] == self._kinds
 
     def other_kinds(self) -> bool:
         """Whether a tensor has another type, shape or device; those whose values are
@@ -156,112 +155,107 @@ class Watch:
         return not self.same_weights() and not self.same_kinds()
 
     def same_modules(self) -> bool:
-        """Whether modules, modes, attributes and hooks are unchanged, and tensors that
-        are one still are."""
+        """Whether modules, their classes, modes, attributes and hooks are unchanged,
+        tensors that are one still are, and those of images lie as they did."""
         tied = all(a.get(name) is b.get(other) for a, name, b, other in self._ties)
-        return tied and self._modules.same()
+        if not (tied and self._modules.same()):
+            return False
+        now = ((group.get(name), strides) for group, name, strides in self._layouts)
+        return all(each is not None and each.stride() == then for each, then in now)
 
 
 class _Modules:
+    """A model's modules as they are, and those that attributes hold; `contents`: what
+    else these hold."""
+
     def __init__(self, model: torch.nn.Module) -> None:
-        # TorchScript's make what they hold each time that it is asked for.
-        script = torch.jit.ScriptModule
-        modules = [each for each in model.modules() if not isinstance(each, script)]
-        # What hooks do to the attributes of their modules is done at every call, and
-        # stand-ins, which have a model among theirs, change at every call.
-        plain = [
-            each for each in modules if not has_hooks(each) and stands_for(each) is None
+        own = [*model.parameters(), *model.buffers()]
+        self.contents = Contents({id(each) for each in own})
+        modules, plain = self._reached(model)
+        self.contents.close()
+        owned = {id(each) for each in own}
+        attributes = [vars(each) for each in plain]
+        parts = "_parameters", "_buffers", "_modules"
+        named = [(vars(each), name) for each in modules for name in parts]
+        named += [
+            (group, name) for group in attributes for name in group.keys() - _COMMON
         ]
-        children = [each._modules for each in modules if each._modules]
+        # Stand-ins have their models' modes.
+        named += [
+            (vars(each), "training") for each in modules if "training" in vars(each)
+        ]
+        tensors = [
+            group for each in modules for group in (each._parameters, each._buffers)
+        ]
+        named += [
+            (group, name)
+            for group in tensors
+            for name, value in group.items()
+            if value is None or id(value) not in owned
+        ]
+        below = [each._modules for each in modules]
         hooks = [
             hooks
             for each in modules
             for hooks in (each._forward_hooks, each._forward_pre_hooks)
         ]
-        attributes = [vars(each) for each in plain]
-        own = [
-            (group, name, value)
-            for group in attributes
-            for name, value in group.items()
-            if name not in _COMMON
-        ]
-        modes = [
-            (vars(each), "training", each.training)
-            for each in modules
-            if "training" in vars(each)  # stand-ins have their models'
-        ]
-        below = [(group, *item) for group in children for item in group.items()]
-        tensors = [
-            group for each in modules for group in (each._parameters, each._buffers)
-        ]
-        absent = [
-            (group, name, None)
-            for group in tensors
-            for name, value in group.items()
-            if value is None
-        ]
-        groups = [
-            (vars(each), name, vars(each)[name])
-            for each in modules
-            for name in ("_parameters", "_buffers", "_modules")
-        ]
-        self._rows = [*groups, *own, *modes, *below, *absent]
-        counted = [*attributes, *children, *hooks, *tensors]
-        self._keys = [(group, tuple(group)) for group in counted]
-        loose = [(group, name) for group, name, value in own if _is_tensor(value)]
-        self._loose = [_row(group, name) for group, name in loose]
-        held = [*(row[0] for row in self._rows), *counted]
-        self._groups = list({id(each): each for each in held}.values())
-        self._versions = _state.versions(self._groups)
+        self._groups = Groups(below, named, [*attributes, *hooks, *tensors])
+        self._types = Types(modules)
+        loose = [(group, name) for group, name in named if is_watched(group[name])]
+        self._loose = [row(group, name) for group, name in loose]
+        self._marks = marks(group[name] for group, name in loose)
+
+    def _reached(
+        self, model: torch.nn.Module
+    ) -> tuple[list[torch.nn.Module], list[torch.nn.Module]]:
+        """The modules, and those whose attributes are to stay, which are looked into.
+
+        What hooks do to the attributes of their modules is done at every call, and
+        stand-ins, which have a model among theirs, change at every call.
+        """
+        found: list[torch.nn.Module] = []
+        plain, left = [], [*model.modules()]
+        seen, known = set(left), set(left)
+        for each in left:  # which grows
+            # TorchScript's make what they hold each time that it is asked for.
+            if isinstance(each, torch.jit.ScriptModule):
+                continue
+            found.append(each)
+            if (inner := stands_for(each)) is not None:
+                more = [*inner.modules()]
+            elif has_hooks(each) and each in known:
+                more = []
+            else:
+                plain.append(each)
+                names = vars(each).keys() - _COMMON
+                self.contents.add_class(type(each))
+                self.contents.add(vars(each)[name] for name in names)
+                more = [
+                    below
+                    for module in self.contents.modules
+                    for below in module.modules()
+                ]
+                self.contents.modules.clear()
+            left += dict.fromkeys(module for module in more if module not in seen)
+            seen.update(more)
+        return found, plain
 
     def same(self) -> bool:
-        return self._same_groups() and _state.holds_tensors(self._loose)
-
-    def _same_groups(self) -> bool:
-        if _state.has_versions(self._groups, self._versions):
-            return True
-        now = _state.versions(self._groups)  # before, as other threads may change them
-        if not (_state.has_keys(self._keys) and _state.holds(self._rows)):
-            return False
-        self._versions = now
-        return True
+        """Whether all of it is as it was, but for `contents`."""
+        return (
+            self._types.same()
+            and self._groups.same()
+            and _state.holds_tensors(self._loose)
+            and _state.has_bytes(self._marks)
+        )
 
 
 # Attributes that all modules have.
 _COMMON = vars(torch.nn.Module()).keys()
 
 
-def _contents(value: object) -> list[object] | dict[str, object] | None:
-    """A list or dictionary, or the attributes of an object such as a configuration."""
-    if isinstance(value, list | dict):
-        return value
-    if isinstance(value, RECORDS) or not is_library(type(value)):
-        own = getattr(value, "__dict__", None)
-        return own if isinstance(own, dict) else None
-    return None
-
-
-def _same(now: object, then: object) -> bool:
-    try:  # what is the same object is not compared, and that is nearly all
-        return bool(now == then)
-    except (RuntimeError, ValueError, TypeError):
-        return False  # arrays and tensors, and other ones
-
-
-def _is_tensor(value: object) -> bool:
-    """Whether it is a tensor of which a version and an address can be asked."""
-    if type(value) not in (torch.Tensor, torch.nn.Parameter):
-        return False
-    return value.layout == torch.strided and not value.is_inference()  # type: ignore[attr-defined]
-
-
-def _row(group: dict[str, torch.Tensor], name: str) -> _state.Row:
-    tensor = group[name]
-    where = tensor._version, tensor.data_ptr()
-    # Twice as far apart, the elements of a vector would not fit in its storage.
-    room = tensor.untyped_storage().nbytes() // tensor.itemsize
-    alone = tensor.dim() == 0 or (tensor.dim() == 1 and room < 2 * len(tensor) - 1)
-    return group, name, tensor, *where, tensor.shape, None if alone else tensor.stride()
+def _lying(tensor: torch.Tensor) -> tuple[Kind, tuple[int, ...]]:
+    return Kind.of(tensor), tensor.stride()
 
 
 def _holder(model: torch.nn.Module, name: str) -> tuple[dict[str, torch.Tensor], str]:
@@ -274,25 +268,42 @@ def _holder(model: torch.nn.Module, name: str) -> tuple[dict[str, torch.Tensor],
     return vars(module), attribute
 
 
+def _layouts(
+    model: torch.nn.Module, packed: set[int]
+) -> list[tuple[dict[str, torch.Tensor], str, tuple[int, ...]]]:
+    """The strides of tensors for images or volumes, on which those of results depend,
+    but for those with these ids: where each stands, and what they are."""
+    return [
+        (group, name, tensor.stride())
+        for module in model.modules()
+        for group in (module._parameters, module._buffers)
+        if isinstance(group, dict)
+        for name, tensor in group.items()
+        if is_watched(tensor) and tensor.dim() in (4, 5) and id(tensor) not in packed
+    ]
+
+
 Tie = tuple[dict[str, torch.Tensor], str, dict[str, torch.Tensor], str]
 
 
-def _ties(
-    model: torch.nn.Module, held: list[tuple[dict[str, torch.Tensor], str]]
-) -> list[Tie]:
-    """Each place of these tensors, and every other place in the model where they
-    stand."""
-    places = {id(group[name]): (group, name) for group, name in held}
+def _ties(model: torch.nn.Module, aliases: list[torch.Tensor]) -> list[Tie]:
+    """The first place of each tensor that stands in several, and each other one.
+
+    aliases: the model's tensors that containers hold, too, which stay there.
+    """
+    first: dict[int, tuple[dict[str, torch.Tensor], str]] = {}
     found = []
     for module in model.modules():
         for group in (module._parameters, module._buffers):
-            if not isinstance(group, dict):
+            if not isinstance(group, dict):  # of TorchScript
                 continue
             for name, tensor in group.items():
-                first = places.get(id(tensor))
-                if first is not None and (first[0] is not group or first[1] != name):
-                    found.append((*first, group, name))
-    return found
+                if tensor is not None:
+                    where = first.setdefault(id(tensor), (group, name))
+                    if where[0] is not group or where[1] != name:
+                        found.append((*where, group, name))
+    kept = [each for each in aliases if id(each) in first]
+    return found + [(*first[id(each)], {"": each}, "") for each in kept]
 
 
 def _counters(
@@ -310,23 +321,3 @@ def _counters(
         if name in model.get_submodule(each)._buffers
     ]
     return [(group, name) for group, _ in found if group[name] is not None]
-
-
-def _marks(tensors: list[torch.Tensor]) -> list[tuple[int, bytes]]:
-    """Where two elements lie of each weight with dimensions or buffer, and what they
-    are."""
-    places = [
-        (each.data_ptr() + at * each.element_size(), each.element_size())
-        for each in tensors
-        if each.numel() > 1
-        and (each.dim() > 1 or not isinstance(each, torch.nn.Parameter))
-        for at in (0, _middle(each))
-    ]
-    return [(place, ctypes.string_at(place, size)) for place, size in places]
-
-
-def _middle(tensor: torch.Tensor) -> int:
-    """How many elements a tensor's middle one lies behind its first."""
-    middle = [size // 2 for size in tensor.shape]
-    strides = zip(middle, tensor.stride(), strict=True)
-    return sum(at * stride for at, stride in strides)
