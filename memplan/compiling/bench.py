@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +19,7 @@ from memplan.chunking.search import Trial
 from memplan.compiling.batches import InBatches
 from memplan.compiling.kernels import Kernel
 from memplan.compiling.module import Compiled, Runner, tensors_of
+from memplan.compiling.outcomes import seen, why_unfused
 from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import LESS_SCRATCH, Choices, PackedTooMuchError
 from memplan.errors import InputError, MemplanError, UsageError
@@ -51,6 +53,8 @@ PAGE = 4096  # bytes of growth that are nothing to speak of
 SMALL = 1 << 16  # bytes of constants, computed once, that are nothing to speak of
 PATIENT = 1.5  # seconds of a second measurement
 DEFECT = "internal error: "
+UNFUSED = "it has no supported layers"
+UNHELD = "which a tape cannot hold"
 LESS = 6  # times less effort for the order of unrolled loops, which run in a good one
 
 
@@ -245,9 +249,11 @@ class Bench:
             if rank(best) <= (0, enough) or (plain and (fits or choices.room <= LEAST)):
                 break
         assert best is not None
+        if failed and self._objection(best.memplan) == UNFUSED:
+            return self.unchanged(failed[0])
         if best.runner is not None:  # else its reason is told
-            defects = (each for each in failed if each.startswith(DEFECT))
-            self.internal_errors.update(defects)
+            defects = (DEFECT in each or UNHELD in each for each in failed)
+            self.internal_errors.update(compress(failed, defects))
         return best
 
     def measured(self, program: Program, choices: Choices) -> CompilePlan:
@@ -313,7 +319,7 @@ class Bench:
 
     def _refused(self, refusal: NoTapeError) -> Compiled:
         self.refused = True
-        return self.unchanged(f"it has {refusal}, which a tape cannot hold")
+        return self.unchanged(f"it has {refusal}, {UNHELD}")
 
     def _checked(
         self, runner: Runner, program: Program, again: tuple[str, ...]
@@ -441,6 +447,10 @@ class Bench:
         """The module; the model itself if it gains nothing."""
         plan = module.memplan
         reason = plan.status == "compiled" and self._objection(plan)
+        if reason == UNFUSED and module.runner is not None:
+            joined = module.runner.schedule.joined
+            why = why_unfused(seen(self.target, joined).layers)
+            reason = f"none of its layers can be fused ({why})" if why else UNFUSED
         return self.unchanged(reason) if reason else module
 
     @property
@@ -457,7 +467,7 @@ class Bench:
     def _objection(self, plan: CompilePlan) -> str:
         """Why a plan gains nothing; "" if it gains memory or time."""
         if self._forced:
-            return "" if plan.kernels or plan.packed else "it has no supported layers"
+            return "" if plan.kernels or plan.packed else UNFUSED
         if plan.slowdown > self.slowest:
             return f"it {too_slow(plan, self.slowest)}"
         if plan.bytes_after > self._most:

@@ -34,14 +34,12 @@ from memplan.compiling.bench import (
 from memplan.compiling.costs import in_arena, leans
 from memplan.compiling.functions import with_functions
 from memplan.compiling.module import Compiled, tensors_of
+from memplan.compiling.outcomes import Seen, seen
 from memplan.compiling.parts import in_parts
 from memplan.compiling.report import CompilePlan, Front
 from memplan.compiling.schedule import Choices, flattened
 from memplan.errors import InputError, NoPlanError
-from memplan.fusing.layers import Network
 from memplan.fusing.options import FuseOptions
-from memplan.fusing.planes import with_planes
-from memplan.fusing.recognise import recognise
 from memplan.graph.call import Inputs
 from memplan.graph.capture import Exports, capture, export_parts
 from memplan.graph.clock import timed
@@ -178,12 +176,10 @@ class Compiling:
                 found = self._without_loops(None)[1]
             return bench.with_errors(self._in_batches(found, bench.fusing))
 
-    def network(self) -> Network | None:
+    def seen(self) -> Seen | None:
         """The model's layers; None if it was not exported whole."""
         target = getattr(self._bench, "target", None)
-        if target is None:
-            return None
-        return recognise(with_planes(target.program, Inference()), target.module)
+        return None if target is None else seen(target)
 
     def recipe(self, module: Compiled, budget: str | int | None) -> Recipe:
         """How `module` was compiled within a budget."""

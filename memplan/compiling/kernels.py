@@ -27,6 +27,7 @@ from memplan.fusing.layers import (
     pointwise,
 )
 from memplan.fusing.options import FuseOptions
+from memplan.fusing.origins import Origins
 from memplan.fusing.packs import Packs, as_4d
 from memplan.fusing.planes import LINEAR, ROWS, with_planes
 from memplan.fusing.recognise import recognise
@@ -44,11 +45,13 @@ class Joined:
 
     packs: the nodes, and what their kernels need. layout: of values in memory, see
     `fusing.generate.LAYOUTS`. native: nodes that run as kernels, by their values.
+    origins: of the layers that rewrites made.
     """
 
     packs: Packs
     layout: str
     native: frozenset[str]
+    origins: Origins
 
     @property
     def nodes(self) -> list[Node]:
@@ -155,16 +158,19 @@ def with_kernels(
     inputs: Sequence[Tensor],
     options: FuseOptions,
     anywhere: bool = False,
+    origins: Origins | None = None,
 ) -> tuple[Flat, Joined | None]:
     """The program with what can be joined as kernels, if it has a convolution of images
     that gains by that; `anywhere`: any layer.
 
-    flat: its operators as torch.export has them. inputs: of the program. What no kernel
-    runs stays as it is. Results are equal to the program's but for rounding.
+    flat: its operators as torch.export has them. inputs: of the program. origins: of
+    the operators that rewrites made. What no kernel runs stays as it is. Results are
+    equal to the program's but for rounding.
     """
     if not inputs:
         return flat, None
-    viewed = replace(flat, program=with_planes(flat.program, inference))
+    origins = Origins() if origins is None else origins
+    viewed = replace(flat, program=with_planes(flat.program, inference, origins))
     timed: Timed = {}
     found = _joined(viewed, inputs, options, anywhere, timed)
     # Averaging in front of a convolution is for kernels: it is no operator of torch's.
@@ -174,7 +180,8 @@ def with_kernels(
     if found is None:
         return flat, None
     fusing = _Fusing(viewed, inference, found.packs, found.layout)
-    return fusing.fused(), replace(found, native=frozenset(fusing.native))
+    made, native = fusing.fused(), frozenset(fusing.native)
+    return made, replace(found, native=native, origins=origins)
 
 
 def _all_known(packs: Packs, flat: Flat) -> bool:
@@ -203,7 +210,7 @@ def _joined(
     native = [each for each in packs.nodes if packs.native(each)]
     if not (native if anywhere else any(_is_of_images(x, network) for x in native)):
         return None
-    return Joined(packs, decisions.layout, frozenset())
+    return Joined(packs, decisions.layout, frozenset(), Origins())
 
 
 def named(program: Program) -> Program:
@@ -327,9 +334,11 @@ class _Fusing(Relaying):
         return self.to.add(op, f"{value}_part", aten.slice.Tensor, buffer, 1, *ends)
 
 
-def converted(flat: Flat, inference: Inference) -> Flat:
+def converted(
+    flat: Flat, inference: Inference, astray: Container[str] = frozenset()
+) -> Flat:
     """The program with the operands of kernels copied where they lie otherwise than
-    kernels read them."""
+    kernels read them, or are `astray`: lie otherwise than their metas say."""
     program = flat.program
     ops: list[Step] = []
     done: dict[tuple[str, str], Ref] = {}  # copies, by value and layout
@@ -341,7 +350,7 @@ def converted(flat: Flat, inference: Inference) -> Flat:
         taken = []
         for i, name in enumerate(op.operands()):
             meta, key = program.metas[name], (name, target.layout)
-            if target.takes(i, meta):
+            if target.takes(i, meta) and name not in astray:
                 taken.append(Ref(name))
                 continue
             if key not in done:

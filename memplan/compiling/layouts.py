@@ -15,6 +15,7 @@ from memplan.graph.build import Builder
 from memplan.graph.execute import COPIES, writers
 from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.native import Assembled
+from memplan.graph.nest import overlapping
 from memplan.graph.program import (
     Argument,
     Meta,
@@ -89,9 +90,17 @@ class Relaying:
         value: Ref = self.values[name]
         if self.to.meta(value).strides == was.strides:
             return value
-        if not was.contiguous:
+        if was.contiguous:
+            return self.to.add(op, f"{op.name}_of", aten.contiguous.default, value)
+        if overlapping(was.shape, was.strides):
             raise NoTapeError(f"{op.key} of a value that lies otherwise now")
-        return self.to.add(op, f"{op.name}_of", aten.contiguous.default, value)
+        return self._lying(op, f"{op.name}_of", value, was)
+
+    def _lying(self, op: Op, name: str, value: Ref, meta: Meta) -> Ref:
+        """A copy of a value that lies as `meta` says."""
+        whole = {1: (0, 0, meta.shape[0])}
+        memory = self.empty(op, f"{name}_lying", meta)
+        return self.to.add(op, f"{name}_laid", Assembled(whole), memory, value)
 
     def flat(self, outputs: Argument) -> Flat:
         """The new program; outputs: a nest of the old program's values."""
@@ -125,9 +134,7 @@ class Relaying:
         now: Meta = self.to.meta(value)
         if now.strides == was.strides or 0 in was.strides:
             return value
-        lying = self.empty(op, f"{ref.name}_lying", was)
-        whole = {1: (0, 0, was.shape[0])}
-        return self.to.add(op, f"{ref.name}_laid", Assembled(whole), lying, value)
+        return self._lying(op, ref.name, value, was)
 
     def empty(self, op: Op, name: str, meta: Meta) -> Ref:
         """Memory for a value; `op` tells where it comes from."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from memplan.compiling.bench import NO_GAIN, accepted
+from memplan.compiling.outcomes import Seen, by_torch
 from memplan.compiling.report import Fallback
 from memplan.errors import InputError
 from memplan.fusing.collapse import Stack
@@ -68,6 +69,10 @@ class OnGPU:
         self._packs = Packs(*given)
         self.watch = watch  # last: other threads then take the weights for current
 
+    def seen(self) -> Seen:
+        """The model's layers as torch runs them."""
+        return Seen(list(map(by_torch, self.network.layers)), self.network)
+
     def fuses(self) -> bool:
         """Whether it has any stacks."""
         return bool(self._stacks)
@@ -122,7 +127,7 @@ def prepare_on_gpu(
     unchanged. Raises MemplanError."""
     made = OnGPU(capture(model, inputs, quick=True))
     if not made.fuses():
-        return Fallback("it has no supported layers", made.network)
+        return Fallback("it has no supported layers", made.seen())
 
     def run(*args: object, **kwargs: object) -> object:
         return made.run(Inputs(args, kwargs))
@@ -139,5 +144,5 @@ def prepare_on_gpu(
         if took > NO_GAIN * plain:
             times = f"{took / plain:.2f} times as long"
             reason = f"it would take {times}; the limit is {NO_GAIN}"
-            return Fallback(reason, made.network)
+            return Fallback(reason, made.seen())
     return made

@@ -57,7 +57,7 @@ def prepare(
             effects = str(problem)
         if not tensors:
             return Fallback("it takes no tensors", None, Watch(own, ()), every)
-        device, network = str(tensors[0].device), None
+        device, layers = str(tensors[0].device), None
         try:
             if device != "cpu" and effects:
                 reason = effects
@@ -65,19 +65,19 @@ def prepare(
                 found = prepare_on_gpu(own, inputs, options)
                 if not isinstance(found, Fallback):
                     return found
-                reason, network = found.reason, found.network
+                reason, layers = found.reason, found.seen
             else:
                 work = Compiling(model, inputs, CompileOptions(pack=True), options)
                 made = work.fused(bool(effects))
                 if made.runner is not None or made.memplan.parts:
                     made.settle()
                     return made
-                reason, network = made.memplan.reason, work.network()
+                reason, layers = made.memplan.reason, work.seen()
         except MemplanError as problem:
             reason = str(problem)
         except Exception as problem:
             reason = f"it cannot be fused: {first_line(problem)}"
-        return Fallback(reason, network, Watch(own, ()), every)
+        return Fallback(reason, layers, Watch(own, ()), every)
 
 
 def unsupported_model(model: nn.Module, inputs: list[Tensor]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from memplan.compiling.outcomes import Seen
 from memplan.core.plan import Plan
-from memplan.fusing.layers import Network
 from memplan.graph.weights import Watch
 
 RECHECKED = 4  # calls of a model that runs unchanged, until it is looked at again
@@ -15,12 +15,12 @@ RECHECKED = 4  # calls of a model that runs unchanged, until it is looked at aga
 class Fallback:
     """Why a model runs unchanged.
 
-    network: its layers, if known. watch: the model's state then; None to never check
+    seen: its layers, if known. watch: the model's state then; None to never check
     again. every: calls between checks.
     """
 
     reason: str
-    network: Network | None = None
+    seen: Seen | None = None
     watch: Watch | None = None
     every: int = RECHECKED
     _calls: int = 0

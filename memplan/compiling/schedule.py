@@ -20,6 +20,7 @@ from memplan.core.plan import Plan
 from memplan.core.verify import verify
 from memplan.errors import MemplanError
 from memplan.fusing.options import FuseOptions
+from memplan.fusing.origins import Origins
 from memplan.fusing.rewrites import with_rewrites
 from memplan.graph.execute import Layout, Tape
 from memplan.graph.infer import Inference
@@ -35,6 +36,7 @@ from memplan.graph.order import (
     tasks_of,
 )
 from memplan.graph.program import Program, Step, refs
+from memplan.graph.script import NoTapeError
 from memplan.recording.shim import install
 from memplan.solving.solve import solve
 
@@ -153,16 +155,17 @@ def _passed(
     most: float,
 ) -> Flattened:
     """The program after all passes; most: bytes of constants that are computed once."""
-    inference, nbytes, joined = Inference(), 0, None
+    inference, origins, nbytes, joined = Inference(), Origins(), 0, None
     given = storages(constants.values())
     program = with_plain_attention(program, inference)
     flat = unrolled(program, constants, inference)
     if not {"onednn", LESS_SCRATCH}.issuperset(choices.kernels):
-        flat = replace(flat, program=with_rewrites(flat.program, inference))
+        flat = replace(flat, program=with_rewrites(flat.program, inference, origins))
     flat = folded(flat, given, most)
     if choices.kernels:
         options = replace(choices.fusing, kernels=choices.kernels)
-        flat, joined = with_kernels(flat, inference, inputs, options, choices.anywhere)
+        how = inference, inputs, options, choices.anywhere, origins
+        flat, joined = with_kernels(flat, *how)
         nbytes = joined.packs.bytes if joined is not None else 0
     flat = straightened(expanded(flat, inference), inference)
     flat = folded(flat, given, most)
@@ -187,6 +190,19 @@ def _others(program: Program, ways: Ways) -> set[str]:
     return {each for name, each in roots.items() if name != largest} | {*ways.served}
 
 
+def _with_ways(flat: Flat, inputs: Sequence[Tensor]) -> tuple[Flat, Ways]:
+    """The program, whose kernels take copies of what lies otherwise than torch says,
+    and how its operators get the memory of their results."""
+    ways = ways_of(flat.program, flat.constants, inputs)
+    if not ways.astray:
+        return flat, ways
+    flat = converted(flat, Inference(), ways.astray)
+    ways = ways_of(flat.program, flat.constants, inputs)
+    if ways.astray:
+        raise NoTapeError("kernels, whose operands lie otherwise than planned")
+    return flat, ways
+
+
 def scheduled(
     program: Program,
     constants: Mapping[str, Tensor],
@@ -205,7 +221,7 @@ def scheduled(
     most = choices.most
     if most is not None and nbytes and nbytes + flat.folded > most:
         raise PackedTooMuchError
-    ways = ways_of(flat.program, flat.constants, inputs)
+    flat, ways = _with_ways(flat, inputs)
     relieved = False
     if choices.kernels == (LESS_SCRATCH,):
         over = partial(ways.overwritable, flat.program)

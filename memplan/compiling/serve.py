@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,17 +28,20 @@ class Ways:
     """How the operators of a program get the memory of their results.
 
     served: those that write where they are told, by their name. asked: what the others
-    ask the allocator for. apart: those that write over no operand.
+    ask the allocator for. apart: those that write over no operand. astray: operands of
+    kernels that lie otherwise than their metas say, as some results of torch's do.
     """
 
     served: dict[str, Served]
     asked: dict[str, Asked]
     apart: frozenset[str] = frozenset()
+    astray: set[str] = field(default_factory=set)
 
     def with_copies(self, copies: Sequence[Op]) -> Ways:
         """The same with copies that are to lie elsewhere than what they copy."""
         more = {op.name: Served(op.target) for op in copies}
-        return Ways({**self.served, **more}, self.asked, self.apart | more.keys())
+        served, apart = {**self.served, **more}, self.apart | more.keys()
+        return replace(self, served=served, apart=apart)
 
     def overwritable(self, program: Program, op: Op) -> list[str]:
         """Operands over which a kernel may write an operator's result."""
@@ -85,7 +88,7 @@ def ways_of(
             run = partial(op.target, *args, **kwargs)
             result = run()
             if isinstance(op.target, Native):
-                _check_lying(program, op, args)
+                found.astray.update(_astray(program, op, args))
             if own := owners(program, op):
                 _check_apart(op, args, kwargs, result)
                 way = None
@@ -124,13 +127,13 @@ def _strided(result: Tensor, meta: Meta) -> Tensor:
     return made.copy_(result)
 
 
-def _check_lying(program: Program, op: Op, tensors: Sequence[Tensor]) -> None:
-    """Raise NoTapeError if an operand lies otherwise than its meta says."""
+def _astray(program: Program, op: Op, tensors: Sequence[Tensor]) -> Iterator[str]:
+    """The operands that lie otherwise than their metas say."""
     for name, tensor in zip(op.operands(), tensors, strict=True):
         wanted: Meta = program.metas[name]
         strides = zip(tensor.shape, tensor.stride(), wanted.strides, strict=True)
         if any(size > 1 and one != other for size, one, other in strides):
-            raise NoTapeError(f"{op.key}, whose operand lies otherwise than planned")
+            yield name
 
 
 def _check_apart(op: Op, args: Any, kwargs: Any, result: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -14,27 +14,18 @@ from memplan.compiling.batches import InBatches
 from memplan.compiling.kernels import Joined
 from memplan.compiling.lazy import Fused, Program
 from memplan.compiling.on_gpu import OnGPU
+from memplan.compiling.outcomes import Seen, seen
 from memplan.compiling.parts import CompiledParts
 from memplan.compiling.report import Fallback
 from memplan.fusing.collapse import Stack, collapse, pools_of, sizes
 from memplan.fusing.decide import collapsed
 from memplan.fusing.layers import (
-    Concat,
-    DepthwiseStack,
-    EagerOp,
-    FusedConv,
     Layer,
-    Network,
-    Node,
     StackNode,
     stacks,
 )
 from memplan.fusing.packs import as_4d
 from memplan.fusing.patches import cpu_device
-from memplan.fusing.planes import with_planes
-from memplan.fusing.recognise import recognise
-from memplan.fusing.rewrites import with_rewrites
-from memplan.graph.infer import Inference
 from memplan.graph.lower import argument_name
 from memplan.graph.measure import activation_peak
 
@@ -175,103 +166,47 @@ def peak_bytes(run: Callable[[], object], fused: Fused | None = None) -> int:
 def _part(program: Program, path: str, max_steps: int | None) -> Part:
     if isinstance(program, OnGPU):
         layout = "channels_first"
-        return _found(Part(path, "fused"), program.network, layout, max_steps)
+        return _found(Part(path, "fused"), Seen([], program.network), layout, max_steps)
     if isinstance(program, Fallback):
-        network = program.network
-        if network is None:
+        if program.seen is None:
             return Part(path, "unchanged", program.reason)
-        layers = list(map(_by_torch, network.layers))
-        part = Part(path, "unchanged", program.reason, layers=layers)
-        return _found(part, network, "channels_last", max_steps)
+        part = Part(path, "unchanged", program.reason, layers=program.seen.layers)
+        return _found(part, program.seen, "channels_last", max_steps)
     assert program.runner is not None
     runner, schedule = program.runner, program.runner.schedule
     target = runner.whole if isinstance(runner, InBatches) else runner.target
-    joined, inference, captured = schedule.joined, Inference(), target.program
+    joined = schedule.joined
+    known = seen(target, joined)
+    part = Part(path, "fused", layers=known.layers)
     if joined is not None:
-        captured = with_rewrites(captured, inference)
-    network = recognise(with_planes(captured, inference), target.module)
-    if joined is None:
-        layers = list(map(_by_torch, network.layers))
-        part = Part(path, "fused", layers=layers)
-    else:
-        layers = outcomes(joined, {each.name: each for each in network.layers})
-        shapes = {**joined.network.shapes, **network.shapes}  # of all images
-        network = replace(joined.network, layers=layers, shapes=shapes)
-        part = Part(path, "fused", layers=layers, running=_running(joined, max_steps))
+        part = replace(part, running=_running(joined, known, max_steps))
     part = replace(part, arena=schedule.plan.peak, bound=schedule.plan.lower_bound)
-    count = next((shape[0] for x in network.inputs if (shape := network.shapes[x])), 1)
+    shapes = (target.program.metas[name].shape for name in target.program.inputs)
+    count = next((shape[0] for shape in shapes if shape), 1)
     at_a_time = runner.batch if isinstance(runner, InBatches) else count
     part = replace(part, at_a_time=at_a_time, images=count)
     layout = "channels_last" if joined is None else joined.layout
-    return _found(part, network, layout, max_steps)
+    return _found(part, known, layout, max_steps)
 
 
-def _found(part: Part, network: Network, layout: str, max_steps: int | None) -> Part:
+def _found(part: Part, known: Seen, layout: str, max_steps: int | None) -> Part:
     """A part with what the paper would find in its network."""
+    network = known.network
     return replace(
         part,
         inputs={argument_name(name): network.shapes[name] for name in network.inputs},
-        found=paper_stacks(network, layout, max_steps),
+        found=paper_stacks(known, layout, max_steps),
         limit=cpu_device(layout).limit,
     )
 
 
-def outcomes(joined: Joined, named: Mapping[str, Layer]) -> list[Layer]:
-    """The layers of a network, with what became of each.
-
-    named: layers by the model's names, where these are known.
-    """
-    known: dict[str, tuple[str, str, str]] = {}  # became, into, kernel
-    reasons: dict[str, str] = {}
-    for node in joined.nodes:
-        main = node.convolution if isinstance(node, DepthwiseStack) else node
-        head = main.layers[0]
-        for name in node.names():
-            if isinstance(node, EagerOp):
-                known[name] = "torch", "", ""
-            elif isinstance(main, FusedConv) and name == head:
-                known[name] = "convolution", "", joined.kernels[main.value]
-            elif node.value not in joined.native and not isinstance(node, Concat):
-                known[name] = "torch", "", ""
-                reasons[name] = _why_not(node, joined)
-            elif isinstance(main, FusedConv):
-                known[name] = "joined", head, ""
-            elif isinstance(node, StackNode):
-                known[name] = "stack", node.value, ""
-            else:
-                known[name] = "placed", "", ""
-    found = []
-    for layer in joined.network.layers:
-        became, into, kernel = known.get(layer.name, ("nothing", "", ""))
-        own = named.get(layer.name, layer)
-        why = reasons.get(layer.name, own.reason) if became == "torch" else ""
-        if became == "torch" and not why:  # a view, or one of several results
-            became = "nothing"
-        found.append(replace(own, became=became, into=into, kernel=kernel, reason=why))
-    return found
-
-
-def _by_torch(layer: Layer) -> Layer:
-    """A layer as torch runs it: views, and one of several results, compute nothing."""
-    computes = layer.kind != "call" or layer.reason
-    return replace(layer, became="torch" if computes else "nothing")
-
-
-def _why_not(node: Node, joined: Joined) -> str:
-    """Why torch runs a layer that can be joined with others."""
-    if isinstance(node, FusedConv):
-        return "its convolution runs by oneDNN"
-    if joined.packs.native(node):
-        return "a kernel would need a copy of what it reads"
-    return "no kernel was compiled"
-
-
-def paper_stacks(network: Network, layout: str, max_steps: int | None) -> list[Run]:
-    """A network's stacks as the paper finds them, cut for this CPU's caches.
+def paper_stacks(known: Seen, layout: str, max_steps: int | None) -> list[Run]:
+    """A model's stacks as the paper finds them, cut for this CPU's caches.
 
     layout: one of `generate.LAYOUTS`; max_steps: of a sequence, see `collapse`.
     """
     found: list[Run] = []
+    network, of = known.network, known.origins.of
     for run in stacks(network):
         layers = [layer for layer in run if layer.operation is not None]
         first = layers[0].inputs[0]
@@ -280,8 +215,8 @@ def paper_stacks(network: Network, layout: str, max_steps: int | None) -> list[R
         plane = (shape[2], shape[3])
         found.append(
             Run(
-                layers[-1].name,
-                tuple(layer.name for layer in layers),
+                of(layers[-1].name),
+                tuple(of(layer.name) for layer in layers),
                 collapse(operations, plane, cpu_device(layout), max_steps),
                 shape,
                 network.dtypes[first].itemsize,
@@ -290,16 +225,19 @@ def paper_stacks(network: Network, layout: str, max_steps: int | None) -> list[R
     return found
 
 
-def _running(joined: Joined, max_steps: int | None) -> list[Run]:
+def _running(joined: Joined, known: Seen, max_steps: int | None) -> list[Run]:
     """The stacks among the nodes that kernels run."""
     found: list[Run] = []
-    network = joined.network
+    network, own = joined.network, {layer.name for layer in known.layers}
     for node in joined.nodes:
         if isinstance(node, StackNode) and node.value in joined.native:
             found.append(
                 Run(
                     node.value,
-                    tuple(node.layers),
+                    tuple(
+                        name if name in own else joined.origins.of(name)
+                        for name in node.layers
+                    ),
                     collapsed(node, network, joined.layout, max_steps),
                     as_4d(network.shapes[node.source]),
                     network.dtypes[node.source].itemsize,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memplan.fusing.given import Given, convolution, is_norm
-from memplan.graph.build import Rewriter
+from memplan.fusing.origins import Origins, TracedRewriter
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
 from memplan.graph.program import Op, Program, Ref
@@ -21,7 +21,8 @@ aten = torch.ops.aten
 class _Branch(NamedTuple):
     """A convolution, or its operand itself, and a normalisation behind it, if any.
 
-    shape: of its result. kernel: rows and columns of its weight.
+    shape: of its result. kernel: rows and columns of its weight. names: of its
+    operators.
     """
 
     x: str
@@ -29,6 +30,7 @@ class _Branch(NamedTuple):
     given: Given | None
     norm: Op | None
     kernel: tuple[int, ...]
+    names: list[str]
 
     @property
     def padding(self) -> list[int]:
@@ -51,20 +53,24 @@ class _Branch(NamedTuple):
         return all(at >= 0 and at + few <= many for at, few, many in sizes)
 
 
-def with_one_branch(program: Program, inference: Inference) -> Program:
+def with_one_branch(
+    program: Program, inference: Inference, origins: Origins | None = None
+) -> Program:
     """The program with sums of 2-d convolutions of the same value, and of the value
     itself, normalised, as one convolution; of float32 on the CPU, without dilation.
 
     Weights are summed in float64. Names and values of steps that are left are as
     before, but for rounding.
     """
-    merging = _Merging(program, inference)
+    merging = _Merging(program, inference, origins)
     return merging.all() if merging.sums else program
 
 
 class _Merging:
-    def __init__(self, program: Program, inference: Inference) -> None:
-        self._old, self._to = program, Rewriter(program, inference)
+    def __init__(
+        self, program: Program, inference: Inference, origins: Origins | None
+    ) -> None:
+        self._old, self._to = program, TracedRewriter(program, inference, origins)
         self._made = {op.name: op for op in program.ops if isinstance(op, Op)}
         inner = {
             name
@@ -101,6 +107,13 @@ class _Merging:
                 found.append(each)
         return found
 
+    def _within(self, op: Op) -> list[str]:
+        """A sum, and those within it that are added again."""
+        below = (self._made.get(name) for name in op.operands())
+        sums = [each for each in below if each is not None and _is_sum(each)]
+        own = [each for each in sums if self._to.uses[each.name] == 1]
+        return [op.name, *(name for each in own for name in self._within(each))]
+
     def _grouped(self, terms: list[Ref]) -> tuple[list[list[_Branch]], list[Ref]]:
         """The branches that can be one, the widest first, and the other terms."""
         pairs = [(each, self._branch(each)) for each in terms]
@@ -130,8 +143,12 @@ class _Merging:
         given = _given(made, self._old)
         if given is not None:
             kernel = metas[given.weight.name].shape[2:]
-            return _Branch(given.x.name, shape, given, norm, kernel)
-        return None if norm is None else _Branch(x, shape, None, norm, (1, 1))
+            assert made is not None
+            names = [each.name for each in (made, norm) if each is not None]
+            return _Branch(given.x.name, shape, given, norm, kernel, names)
+        if norm is None:
+            return None
+        return _Branch(x, shape, None, norm, (1, 1), [norm.name])
 
     def _sum(self, op: Op, groups: list[list[_Branch]], others: list[Ref]) -> None:
         to, terms, last = self._to, list(others), len(groups) - 1
@@ -139,10 +156,16 @@ class _Merging:
             given = group[0].given
             assert given is not None
             how = given.x, *self._added(op, group), *given[3:]
+            names = [name for branch in group for name in branch.names]
             if i == last and not terms:
                 to.end(op, aten.conv2d.default, *how)
+                to.origins.merge([*names, *self._within(op)], op.name)
                 return
-            terms.insert(0, to.add(op, f"{op.name}_one", aten.conv2d.default, *how))
+            made = to.add(op, f"{op.name}_one", aten.conv2d.default, *how)
+            to.origins.merge(names, made.name)
+            terms.insert(0, made)
+        inner = self._within(op)[1:]
+        to.origins.merged.update(dict.fromkeys(inner, op.name))
         total, *rest = terms
         for each in rest[:-1]:
             total = to.add(op, f"{op.name}_part", aten.add.Tensor, total, each)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from memplan.graph.program import Meta, Op, Program, Ref
 
-# By operator, the defaults of what follows its weight, by name.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    key: {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    for key in ("aten.conv2d", "aten.conv3d")
+# By operator, the names and defaults of what follows its weight.
+_PLAIN: dict[str, Any] = {
+    **{"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1},
 }
-_DEFAULTS["aten.conv_transpose2d"] = {
+_TRANSPOSED: dict[str, Any] = {
     **{"bias": None, "stride": 1, "padding": 0, "output_padding": 0},
     **{"groups": 1, "dilation": 1},
+}
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("aten.conv1d", "aten.conv2d", "aten.conv3d"), _PLAIN),
+    **dict.fromkeys((f"aten.conv_transpose{n}d" for n in (1, 2, 3)), _TRANSPOSED),
 }
 
 
@@ -34,30 +35,75 @@ class Given(NamedTuple):
 
 def convolution(op: Op, key: str, program: Program) -> Given | None:
     """What a convolution is given, if it is the operator `key` on a batch of float32 on
-    the CPU, with constant weights and its padding in numbers; None for anything else.
+    the CPU, with constant weights and as much padding in front as behind; None for
+    anything else.
     """
-    if op.key != key or op.kwargs:
+    if op.key != key or refusal(op, program):
         return None
-    names = _DEFAULTS[key]
-    x, weight, *rest = op.args
-    found = names | dict(zip(names, rest, strict=False))
-    weights = [each.name for each in (weight, found["bias"]) if each is not None]
-    metas = [program.metas[name] for name in (x.name, *weights, op.name)]
-    if not all(isinstance(each, Meta) and _is_plain(each) for each in metas):
-        return None
-    dims = len(metas[1].shape) - 2
-    if len(metas[0].shape) != dims + 2 or isinstance(found["padding"], str):
-        return None
-    if not all(name in program.constants for name in weights):
-        return None
-    for name in ("stride", "padding", "dilation"):
-        found[name] = each_of(found[name], dims)
+    x, weight, found = _arguments(op)
+    kernel = program.metas[weight.name].shape[2:]
+    found["padding"] = padding_of(found["padding"], kernel, found["dilation"])
+    for name in ("stride", "dilation"):
+        found[name] = each_of(found[name], len(kernel))
     found.pop("output_padding", None)
     return Given(x, weight, **found)
 
 
-def _is_plain(meta: Meta) -> bool:
-    return meta.dtype == torch.float32 and meta.device == "cpu" and 0 not in meta.shape
+def refusal(op: Op, program: Program) -> str:
+    """Why `convolution` is None for a convolution; "" if it is not."""
+    if op.kwargs:
+        return "it has unsupported arguments"
+    x, weight, found = _arguments(op)
+    weights = [each.name for each in (weight, found["bias"]) if each is not None]
+    metas: list[Meta] = [program.metas[name] for name in (x.name, *weights, op.name)]
+    kernel = metas[1].shape[2:]
+    kinds = {str(each.dtype).removeprefix("torch.") for each in metas}
+    padding = padding_of(found["padding"], kernel, found["dilation"])
+    reasons = {
+        "its weights are not parameters of the model": not all(
+            name in program.constants for name in weights
+        ),
+        NO_BATCH: len(metas[0].shape) != len(kernel) + 2,
+        NO_ELEMENTS: any(0 in each.shape for each in metas),
+        f"its type is {' and '.join(sorted(kinds))}": kinds != {"float32"},
+        "it does not run on the CPU": any(each.device != "cpu" for each in metas),
+        ASYMMETRIC: padding is None,
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
+
+
+def groups_of(op: Op) -> int:
+    """How many groups of channels a convolution has."""
+    return int(_arguments(op)[2]["groups"])
+
+
+def _arguments(op: Op) -> tuple[Ref, Ref, dict[str, Any]]:
+    """A convolution's operand and weight, and what follows, by name."""
+    x, weight, *rest = op.args
+    names = CONVOLUTIONS[op.key]
+    return x, weight, names | dict(zip(names, rest, strict=False))
+
+
+NO_BATCH = "it has no batch dimension"
+NO_ELEMENTS = "it has no elements"
+ASYMMETRIC = "its padding is not symmetric"
+
+
+def padding_of(
+    padding: str | int | Sequence[int],
+    kernel: Sequence[int],
+    dilation: int | Sequence[int],
+) -> list[int] | None:
+    """Padding in numbers, one for each dimension of a kernel; None if it is to be
+    "same" and not as much in front as behind."""
+    dims = len(kernel)
+    if padding == "valid":
+        return [0] * dims
+    if not isinstance(padding, str):
+        return each_of(padding, dims)
+    pairs = zip(kernel, each_of(dilation, dims), strict=True)
+    both = [step * (size - 1) for size, step in pairs]
+    return None if any(each % 2 for each in both) else [each // 2 for each in both]
 
 
 def each_of(numbers: int | Sequence[int], dims: int) -> list[int]:

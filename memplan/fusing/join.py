@@ -230,7 +230,7 @@ def is_depthwise(node: Node, network: Network, weights: Weights) -> bool:
         return False
     weight = weights[node.convolution.weight]
     return (
-        weight.dim() == 4
+        weight.dim() in (3, 4)
         and tuple(weight.shape[:2]) == (node.convolution.groups, 1)
         and len(network.shapes[node.value]) == 4
         and str(network.dtypes[node.value]).removeprefix("torch.") in DTYPES
@@ -284,7 +284,7 @@ def _stack(
 ) -> DepthwiseStack:
     """One stack of all that is to be computed, in order."""
     given = node.convolution
-    height, width = weights[given.weight].shape[2:]
+    height, width = (1, *weights[given.weight].shape[2:])[-2:]
     pool = Pool(
         "depthwise",
         (int(height), int(width)),

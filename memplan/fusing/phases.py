@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from memplan.fusing.given import convolution, is_norm
-from memplan.graph.build import Rewriter
+from memplan.fusing.origins import Origins, TracedRewriter
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
 from memplan.graph.program import Op, Program, Ref, is_pointwise
@@ -30,19 +30,23 @@ class _Phase(NamedTuple):
     behind: int
 
 
-def with_phases(program: Program, inference: Inference) -> Program:
+def with_phases(
+    program: Program, inference: Inference, origins: Origins | None = None
+) -> Program:
     """The program with transposed convolutions of float32 images on the CPU, in one
     group, as plain ones, which are joined by what follows them alone: a normalisation
     and an element-wise operator. Names and values of steps that are left are as before.
     """
     if not any(isinstance(op, Op) and _phases(op, program) for op in program.ops):
         return program
-    return _Splitting(program, inference).all()
+    return _Splitting(program, inference, origins).all()
 
 
 class _Splitting:
-    def __init__(self, program: Program, inference: Inference) -> None:
-        self._old, self._to = program, Rewriter(program, inference)
+    def __init__(
+        self, program: Program, inference: Inference, origins: Origins | None
+    ) -> None:
+        self._old, self._to = program, TracedRewriter(program, inference, origins)
         self._users: dict[str, list[Op]] = {}
         for step in program.ops:
             assert isinstance(step, Op)

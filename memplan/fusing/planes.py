@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from memplan.graph.build import Rewriter
+from memplan.fusing.given import Given, convolution
+from memplan.fusing.origins import Origins, TracedRewriter
 from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.lower import without_dead
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, is_pointwise, mapped
@@ -47,7 +48,9 @@ ROWS = torch.ops.memplan.convolution_of_rows.default
 """A convolution of (n, c, 1, w), by a weight (k, c / groups, taps)."""
 
 
-def with_planes(program: Program, inference: Inference) -> Program:
+def with_planes(
+    program: Program, inference: Inference, origins: Origins | None = None
+) -> Program:
     """The program with linear layers of float32 tensors (n, ..., c) as LINEAR of views
     (n, c, h, w), in which all rows are one but those of (n, h, w, c); with convolutions
     of (n, c, w) as ROWS of views (n, c, 1, w); and with element-wise operators and
@@ -57,12 +60,14 @@ def with_planes(program: Program, inference: Inference) -> Program:
     """
     if not any(isinstance(op, Op) and _begins(op, program) for op in program.ops):
         return program
-    return _Viewing(program, inference).all()
+    return _Viewing(program, inference, origins).all()
 
 
 class _Viewing:
-    def __init__(self, program: Program, inference: Inference) -> None:
-        self._old, self._to = program, Rewriter(program, inference)
+    def __init__(
+        self, program: Program, inference: Inference, origins: Origins | None
+    ) -> None:
+        self._old, self._to = program, TracedRewriter(program, inference, origins)
         # Of values, by their names: views whose channels are moved, and others'.
         self._planes: dict[str, Ref] = {}
         self._rows: dict[str, Ref] = {}
@@ -106,7 +111,7 @@ class _Viewing:
             rows = self._has_rows(names[0]) and self._has_rows(op.name)
             return self._planes if own and rows and not op.kwargs else None
         if op.key in {"aten.conv1d", "aten.batch_norm"}:
-            begins = op.key == "aten.conv1d" and own and _is_of_batches(op, metas)
+            begins = op.key == "aten.conv1d" and _signals(op, self._old) is not None
             normalises = op.key == "aten.batch_norm"
             if normalises and names[0] in self._planes and len(metas[0].shape) == 2:
                 return self._planes
@@ -118,6 +123,14 @@ class _Viewing:
             if any(each in self._planes for each in names):
                 return self._planes if all(map(self._has_rows, names)) else None
         return None
+
+    def _as_rows(self, op: Op, x: Argument) -> tuple[Argument, ...]:
+        """The arguments of ROWS; those of conv1d are of one dimension."""
+        given = _signals(op, self._old)
+        assert given is not None
+        numbers = given.stride, given.padding, given.dilation
+        pairs = [[one, *each] for one, each in zip((1, 0, 1), numbers, strict=True)]
+        return x, given.weight, given.bias, *pairs, given.groups
 
     def _has_rows(self, name: str) -> bool:
         meta = self._to.program.metas[name]
@@ -144,10 +157,11 @@ class _Viewing:
         if op.key == "aten.linear":
             target, args = LINEAR, (*args, None)[:3]
         elif op.key == "aten.conv1d":
-            target, args, kwargs = ROWS, _as_rows(args), {}
+            target, args, kwargs = ROWS, self._as_rows(op, args[0]), {}
         with contextlib.suppress(ShapeError):
             made = self._to.add(op, f"{op.name}_planes", target, *args, **kwargs)
             self._back(op, made, views)
+            self._lay_rows(op, views)
             now, was = self._to.meta(Ref(op.name)), self._old.metas[op.name]
             moved = isinstance(now, Meta) and now.contiguous and views is self._planes
             if now == was or (moved and now.shape == was.shape):
@@ -178,6 +192,17 @@ class _Viewing:
         views[ref.name] = found
         return found
 
+    def _lay_rows(self, op: Op, views: dict[str, Ref]) -> None:
+        """Copy a result of rows to how it lay, row by row, if it lies otherwise."""
+        to, was = self._to, self._old.metas[op.name]
+        now = to.meta(Ref(op.name))
+        if views is self._rows and was.contiguous and not now.contiguous:
+            made = to.program.ops.pop()
+            assert isinstance(made, Op)
+            of = to.add(op, f"{op.name}_rows", made.target, *made.args)
+            dense = {"memory_format": torch.contiguous_format}
+            to.end(op, aten.clone.default, of, **dense)
+
     def _back(self, op: Op, made: Ref, views: dict[str, Ref]) -> None:
         """The view that is the operator's result, under its name."""
         to, shape = self._to, self._old.metas[op.name].shape
@@ -207,30 +232,11 @@ def _begins(op: Op, program: Program) -> bool:
     return wide and op.key in {"aten.linear", "aten.conv1d"}
 
 
-def _is_of_batches(op: Op, metas: list[Any]) -> bool:
-    """Whether a convolution of one dimension is of float32 batches on the CPU, with its
-    padding in numbers."""
-    given = [*op.args, *([None] * (7 - len(op.args)))]
-    padding = given[4]
-    return (
-        not op.kwargs
-        and all(isinstance(each, Meta) for each in metas)
-        and all((each.dtype, each.device) == KIND for each in metas)
-        and len(metas[0].shape) == 3
-        and 0 not in metas[0].shape
-        and min(metas[0].shape[2], metas[-1].shape[2]) > 1
-        and not isinstance(padding, str)
-    )
-
-
-def _as_rows(args: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """The arguments of ROWS; those of conv1d are of one dimension, and may be left
-    out."""
-    defaults: tuple[Argument, ...] = (None, None, None, 1, 0, 1, 1)
-    x, weight, bias, stride, padding, dilation, groups = (*args, *defaults[len(args) :])
-    numbers = [
-        each if isinstance(each, int) else each[0]
-        for each in (stride, padding, dilation)
-    ]
-    pairs = [[first, each] for first, each in zip((1, 0, 1), numbers, strict=True)]
-    return x, weight, bias, *pairs, groups
+def _signals(op: Op, program: Program) -> Given | None:
+    """What a convolution of one dimension is given, if rows can be of more than one
+    element."""
+    given = convolution(op, op.key, program)
+    if given is None:
+        return None
+    sizes = [program.metas[name].shape[2] for name in (given.x.name, op.name)]
+    return given if min(sizes) > 1 else None

@@ -9,7 +9,7 @@ import torch
 from memplan.errors import UsageError
 from memplan.fusing.layers import Layer, Network
 from memplan.fusing.operators import Operation
-from memplan.fusing.rules import RULES, Call, UnsupportedError
+from memplan.fusing.rules import RULES, UNSUPPORTED, Call, UnsupportedError
 from memplan.graph.program import Meta, Op, Program, Ref, Step, mapped, refs
 
 
@@ -89,7 +89,7 @@ def _apply_rule(layer: Layer, program: Program) -> None:
     try:
         rule = RULES.get(op.key)
         if rule is None:
-            raise UnsupportedError(f"{layer.operator} is not a supported layer")
+            raise UnsupportedError(f"{layer.operator} {UNSUPPORTED}")
         call = Call(layer, program)
         made = call.meta(Ref(op.name))
         if made is None or not made.dtype.is_floating_point:

@@ -6,9 +6,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from memplan.fusing.given import (
+    ASYMMETRIC,
+    NO_BATCH,
+    NO_ELEMENTS,
+    padding_of,
+    refusal,
+)
 from memplan.fusing.layers import Convolution, Layer, Norm
 from memplan.fusing.operators import OPERATORS, Operation, Pool
+from memplan.fusing.phases import MOST
 from memplan.graph.program import Meta, Program, Ref
+
+UNSUPPORTED = "is not a supported layer"
 
 
 class UnsupportedError(Exception):
@@ -18,12 +28,12 @@ class UnsupportedError(Exception):
 class Call:
     """A call of an operator, and the layer that its rule makes of it.
 
-    given: its arguments by their names in the operator's schema, those left out at
-    their defaults. x: the first of them.
+    program: that it is in. given: its arguments by their names in the operator's
+    schema, those left out at their defaults. x: the first of them.
     """
 
     def __init__(self, layer: Layer, program: Program) -> None:
-        self.layer, self._program = layer, program
+        self.layer, self.program = layer, program
         target: Any = layer.op.target
         parameters = target._schema.arguments
         self.defaults = {each.name: each.default_value for each in parameters}
@@ -33,7 +43,7 @@ class Call:
 
     def meta(self, value: object) -> Meta | None:
         """Of a Ref's tensor; None for anything else."""
-        found = self._program.metas.get(value.name) if isinstance(value, Ref) else None
+        found = self.program.metas.get(value.name) if isinstance(value, Ref) else None
         return found if isinstance(found, Meta) else None
 
     def planes(self, value: object = None) -> tuple[int, int, int, int]:
@@ -46,7 +56,9 @@ class Call:
         shape = () if meta is None else meta.shape
         if len(shape) == 2:
             shape = (*shape, 1, 1)
-        if len(shape) != 4 or 0 in shape:
+        if 0 in shape:
+            raise UnsupportedError(NO_ELEMENTS)
+        if len(shape) != 4:
             raise UnsupportedError("its input does not have the shape (n, c, h, w)")
         return shape
 
@@ -56,7 +68,7 @@ class Call:
         Raises UnsupportedError for tensors that are no parameters and no buffers.
         """
         value = self.given[name]
-        found = value and self._program.constants.get(value.name)
+        found = value and self.program.constants.get(value.name)
         if not found:
             raise UnsupportedError("its weights are not parameters of the model")
         return found
@@ -104,24 +116,60 @@ def linear_of_planes(call: Call) -> None:
 
 def linear(call: Call) -> None:
     meta = call.meta(call.x)
+    if meta is not None and len(meta.shape) == 1:
+        raise UnsupportedError(NO_BATCH)
+    if meta is not None and not meta.contiguous:
+        raise UnsupportedError("its input does not lie row by row in memory")
     if meta is None or len(meta.shape) != 2:
         raise UnsupportedError("its input does not have the shape (n, c)")
     linear_of_planes(call)
 
 
 def conv2d(call: Call) -> None:
+    meta, weight = call.meta(call.x), call.meta(call.given["weight"])
+    if meta is not None and len(meta.shape) == 3:
+        raise UnsupportedError(NO_BATCH)
     call.planes()
-    padding, weight = call.given["padding"], call.meta(call.given["weight"])
-    if padding == "valid":
-        call.convolution((0, 0))
-    elif padding == "same" and weight is not None:
-        pairs = zip(weight.shape[2:], call.pair("dilation"), strict=True)
-        down, across = (step * (size - 1) for size, step in pairs)
-        if down % 2 or across % 2:
-            raise UnsupportedError("its padding is not symmetric")
-        call.convolution((down // 2, across // 2))
-    else:
-        call.convolution(call.pair("padding"))
+    padding = call.given["padding"]
+    if isinstance(padding, str) and weight is not None:
+        padding = padding_of(padding, weight.shape[-2:], call.given["dilation"])
+        if padding is None:
+            raise UnsupportedError(ASYMMETRIC)
+        call.given["padding"] = padding
+    call.convolution(call.pair("padding"))
+
+
+def rewritten(why: Callable[[Call], str]) -> Rule:
+    """A convolution that kernels run in another form, but not as it is. why: the
+    reason if `given.convolution` takes it."""
+
+    def rule(call: Call) -> None:
+        reason = refusal(call.layer.op, call.program)
+        raise UnsupportedError(reason or why(call))
+
+    return rule
+
+
+LEFT_OUT = "the kernels that could run it are left out"
+
+
+def _of_volumes(call: Call) -> str:
+    return LEFT_OUT if call.given["groups"] == 1 else "it has groups"
+
+
+def _of_phases(call: Call) -> str:
+    if call.given["groups"] != 1 or call.pair("dilation") != (1, 1):
+        return "it is transposed and has groups or dilation"
+    stride = call.pair("stride")
+    if min(stride) < 2 or max(stride) > MOST:
+        return f"it is transposed and its stride is not from 2 to {MOST}"
+    size, weight = call.meta(Ref(call.layer.name)), call.meta(call.given["weight"])
+    assert size is not None
+    assert weight is not None
+    rests = zip(size.shape[2:], weight.shape[2:], stride, strict=True)
+    if any(made % step or taps < step for made, taps, step in rests):
+        return "it is transposed and its stride does not divide its result"
+    return LEFT_OUT
 
 
 def convolution(call: Call) -> None:
@@ -291,6 +339,11 @@ def cat(call: Call) -> None:
 RULES: dict[str, Rule] = {
     "aten.conv2d": conv2d,
     "aten.convolution": convolution,
+    "aten.conv1d": rewritten(lambda _: "its signals have one element"),
+    "aten.conv3d": rewritten(_of_volumes),
+    "aten.conv_transpose1d": rewritten(lambda _: "it is transposed"),
+    "aten.conv_transpose2d": rewritten(_of_phases),
+    "aten.conv_transpose3d": rewritten(lambda _: "it is transposed"),
     "aten.linear": linear,
     "memplan.linear_of_planes": linear_of_planes,
     "memplan.convolution_of_rows": conv2d,

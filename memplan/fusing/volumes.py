@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memplan.fusing.given import Given, convolution, each_of, is_norm
-from memplan.graph.build import Rewriter
+from memplan.fusing.origins import Origins, TracedRewriter
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
 from memplan.graph.program import Op, Program, Ref, is_pointwise, mapped
@@ -23,7 +23,9 @@ POOLINGS = {
 """What pools planes, by what pools volumes."""
 
 
-def with_volumes(program: Program, inference: Inference) -> Program:
+def with_volumes(
+    program: Program, inference: Inference, origins: Origins | None = None
+) -> Program:
     """The program with 3-d convolutions of float32 batches on the CPU, in one group, as
     2-d ones of (depth * n, c, h, w), and on these what is element-wise behind them.
 
@@ -32,12 +34,14 @@ def with_volumes(program: Program, inference: Inference) -> Program:
     """
     if not any(isinstance(op, Op) and _given(op, program) for op in program.ops):
         return program
-    return _Volumes(program, inference).all()
+    return _Volumes(program, inference, origins).all()
 
 
 class _Volumes:
-    def __init__(self, program: Program, inference: Inference) -> None:
-        self._old, self._to = program, Rewriter(program, inference)
+    def __init__(
+        self, program: Program, inference: Inference, origins: Origins | None
+    ) -> None:
+        self._old, self._to = program, TracedRewriter(program, inference, origins)
         self._planes: dict[str, Ref] = {}  # of values (n, c, d, h, w), by their names
         self._norms = _norms(program, self._to.uses)  # behind what, alone
 

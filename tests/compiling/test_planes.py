@@ -259,7 +259,9 @@ def check_on(model: nn.Module, x: Any, larger: bool = False) -> Any:
     model = model.eval()
     with warnings.catch_warnings():
         # An input may lie so that torch has to run what takes it.
-        warnings.filterwarnings("ignore", "memplan.fuse: .*no supported layers")
+        warnings.filterwarnings(
+            "ignore", "memplan.fuse: .*(no supported layers|none of its layers)"
+        )
         module = memplan.compile(model, (x,), None, PACKED)
         ready = memplan.fuse(model, FUSED)
         for given in (x, torch.randn_like(x)):
