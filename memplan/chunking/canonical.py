@@ -7,6 +7,7 @@ slices, group norm becomes two passes, and concatenations are filled part by par
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +26,10 @@ from memplan.graph.program import Argument, Op, Program, Ref, Step, refs
 
 def searchable(program: Program, inference: Inference) -> Program:
     """The canonical form of a lowered program."""
-    for change in (with_plain_attention, parted, with_slices, with_two_passes):
+    for change in (
+        *(with_plain_attention, parted, with_slices),
+        *(with_parts_of_groups, with_two_passes),
+    ):
         program = change(program, inference)
     return with_filled(program, inference)
 
@@ -294,6 +298,82 @@ def with_slices(program: Program, inference: Inference) -> Program:
         return [Op(op.name, torch.ops.aten.slice.Tensor, cut, {}, op.line)]
 
     return rewritten(program, inference, change)
+
+
+def with_parts_of_groups(program: Program, inference: Inference) -> Program:
+    """The program with one product for each part, if a product's features are only
+    reshaped to groups, [..., G, H, D], and each group is selected, as queries, keys and
+    values are."""
+    users: dict[str, list[Op]] = {}
+    makers: dict[str, Op] = {}
+    for op in program.ops:
+        if isinstance(op, Op):
+            makers[op.name] = op
+            for name in dict.fromkeys(op.operands()):
+                users.setdefault(name, []).append(op)
+    given = set(refs(program.outputs))
+
+    def only_user(name: str) -> Op | None:
+        one = name not in given and len(users.get(name, ())) == 1
+        return users[name][0] if one else None
+
+    def source(name: str, key: str) -> Op | None:
+        """What makes a value, if it is an operator of this kind."""
+        op = makers.get(name)
+        return op if op is not None and op.key == key else None
+
+    def change(op: Op) -> list[Op] | None:
+        if op.key != "aten.select":
+            return None
+        last = op.args[0].name
+        moved = source(last, "aten.permute")
+        grouped = source(moved.args[0].name if moved else last, "aten.reshape")
+        product = makers.get(grouped.args[0].name) if grouped else None
+        if grouped is None or product is None or product.key not in PRODUCTS:
+            return None
+        chain = [product, grouped, *([moved] if moved else [])]
+        alone = [only_user(each.name) for each in chain[:-1]] == chain[1:]
+        selected = last not in given and all(
+            each.key == "aten.select" for each in users[last]
+        )
+        if not (alone and selected and _plain(program, product, makers)):
+            return None
+        return _group(program, op, moved, grouped, product)
+
+    return rewritten(program, inference, change)
+
+
+def _group(
+    program: Program,
+    select: Op,
+    moved: Op | None,
+    grouped: Op,
+    product: Op,
+) -> list[Op] | None:
+    """The product of the features of one group, and what is done with it.
+
+    moved: the permutation of the dimensions of `grouped`, if there is one.
+    """
+    *rows, features = program.metas[product.name].shape
+    shape = program.metas[grouped.name].shape
+    order = list(range(len(shape)))
+    if moved is not None:
+        order = [dim % len(shape) for dim in moved.args[1]]
+    dim = order[select.args[1] % len(shape)]
+    width = features // shape[dim]
+    if math.prod(shape[:dim]) != math.prod(rows) or width < FEWEST:
+        return None
+    index = select.args[2] % shape[dim]
+    name = f"{select.name}_{product.name}"
+    ops = [*_product(product, name, (index * width, (index + 1) * width))]
+    sizes = [*shape[:dim], *shape[dim + 1 :]]
+    parts = f"{select.name}_{grouped.name}"
+    reshape = torch.ops.aten.reshape.default
+    ops.append(Op(parts, reshape, (Ref(name), sizes), {}, grouped.line))
+    left = [each - (each > dim) for each in order if each != dim]
+    permute = torch.ops.aten.permute.default
+    ops.append(Op(select.name, permute, (Ref(parts), left), {}, select.line))
+    return ops
 
 
 def with_two_passes(program: Program, inference: Inference) -> Program:

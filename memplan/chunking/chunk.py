@@ -162,7 +162,7 @@ class _Chunking:
         else:
             module, fast = descent.fast_within(limit)
             if module is None:
-                raise self._refusal(descent.nearest, limit)
+                raise self._refusal(descent.lowest(), limit)
         if not fast:
             raise self._too_slow(module, f"fits {format_bytes(limit)}", MORE)
         if descent.interrupted:

@@ -24,6 +24,7 @@ NEAR = 0.95  # that search ends when the highest failed budget is this near the 
 ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
 LOWER = 0.7  # times a budget that is missed or kept too slowly: the next to try
+FURTHER = (0.25, 0.5, 0.9, 0.97)  # times the lowest peak found: what is tried next
 LOWERED = 5  # goals that are tried for a budget
 LARGE = 1 / 16  # of a peak, for a storage that limits it
 DEAR = 0.25  # of a run, by which an estimate of time may be wrong
@@ -182,6 +183,29 @@ class Descent(Generic[Made]):
             return None, False
         return min(fitting, key=self._bench.slowdown), False
 
+    def lowest(self) -> Made | None:
+        """The module with the lowest peak that is found, however slow; None if none
+        needs less than the model.
+
+        Goes on from `nearest` in smaller and smaller steps, each until one brings
+        nothing.
+        """
+        best = self.nearest
+        steps = [share for share in FURTHER for _ in range(STEPS_DOWN)]
+        while steps and not self.interrupted and time.monotonic() < self._stop:
+            before = self._bench.before if best is None else self._bench.peak(best)
+            share = steps.pop(0)
+            try:
+                self.within(int(share * before))
+            except KeyboardInterrupt:
+                self.interrupted = True
+            if self.nearest is not None and self._bench.peak(self.nearest) < before:
+                best = self.nearest
+            else:
+                steps = [each for each in steps if each > share]
+        self.nearest = best
+        return best
+
     def least(self) -> tuple[Made | None, bool]:
         """The module with the lowest peak, and whether it is fast enough; None if none
         needs less than the model.
@@ -189,7 +213,7 @@ class Descent(Generic[Made]):
         Halves the budget until MISSES in a row fail, then bisects between the best
         budget found and the highest below it that failed. A search may fail where a
         lower budget succeeds, so one failure ends nothing. A module that is too slow
-        counts only if all are.
+        counts only if all are. Ends as `lowest` does.
         """
         peak = self._bench.peak
         best: Made | None = None
@@ -221,6 +245,11 @@ class Descent(Generic[Made]):
             if not limit or (not down and low > NEAR * high):
                 break
             limit = min(limit, high) // 2 if down else (low + high) // 2
+        self.nearest = best or slow
+        lowest = self.lowest()
+        if lowest is not None and lowest is not (best or slow):
+            module, fast = self.fastest([lowest])
+            best, slow = (module, slow) if fast else (best, module)
         return (slow, False) if best is None else (best, True)
 
     def within(self, limit: int, first: int = 0, most: int = 0) -> list[Made]:

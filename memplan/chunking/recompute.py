@@ -80,7 +80,7 @@ def bases(
     whole = max(1, sum(multiplications(program, op) for op in program.ops))
     while base is not None:
         yield base
-        more = len(set(base.again)) < MOST
+        more = len({name.replace(AGAIN, "") for name in base.again}) < MOST
         base = _with_one_more(base, whole, beside, limiting()) if more else None
 
 
@@ -92,7 +92,7 @@ def _with_one_more(
         cost = _cost(base.program, what) / whole
         if base.share + cost <= DEAREST:
             more = _recomputed(base, what, cost)
-            while cost <= CHEAP and (other := _named(more.program, what.name)):
+            while cost <= CHEAP and (other := _once_more(more.program, what.name)):
                 cost = _cost(more.program, other) / whole
                 if more.share + cost > DEAREST:
                     break
@@ -124,9 +124,13 @@ def _cost(program: Program, what: Recompute) -> int:
     return sum(multiplications(program, program.ops[i]) for i in what.ops)
 
 
-def _named(program: Program, name: str) -> Recompute | None:
-    """How the value of a name can be computed again; None if it cannot."""
-    return next((each for each in recomputable(program) if each.name == name), None)
+def _once_more(program: Program, name: str) -> Recompute | None:
+    """How a value or a copy of it can be computed again; None if none can."""
+    plain = name.replace(AGAIN, "")
+    copies = (
+        each for each in recomputable(program) if each.name.replace(AGAIN, "") == plain
+    )
+    return next(copies, None)
 
 
 def again(program: Program, names: Iterable[str]) -> Program:
@@ -135,10 +139,10 @@ def again(program: Program, names: Iterable[str]) -> Program:
     Raises NotLoopableError for one that cannot be.
     """
     for name in names:
-        what = _named(program, name)
-        if what is None:
+        known = {each.name: each for each in recomputable(program)}
+        if name not in known:
             raise NotLoopableError(f"{name} cannot be computed again")
-        program = recomputed(program, what)
+        program = recomputed(program, known[name])
     return program
 
 

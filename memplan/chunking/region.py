@@ -276,7 +276,7 @@ class _Builder:
         same = (held.dim, held.ratio) == (need.dim, need.ratio)
         if not same or need.before > held.before or need.after > held.after:
             raise NotLoopableError(f"{name} is needed in two ways")
-        inner = f"{inner_name(name)}_{need.before}_{need.after}"
+        inner = f"{inner_name(name)}_{need.before}_{need.after}".replace("-", "m")
         if inner not in self._body.metas:
             shape = self._old.metas[name].shape
             wide = held.window(self._name, shape)

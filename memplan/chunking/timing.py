@@ -126,6 +126,8 @@ def multiplications(program: Program, op: Step) -> int:
         convolution = "conv" in op.key and len(metas) > 1
         inner = metas[1].shape[1:] if convolution else metas[0].shape[-1:]
         return int(made * prod(inner))
+    if op.key.endswith("attention") and len(metas) > 2 and isinstance(metas[1], Meta):
+        return int(2 * made * metas[1].shape[-2])  # every key, for scores and values
     return int(made)
 
 

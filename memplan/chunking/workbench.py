@@ -135,15 +135,15 @@ class Workbench:
             ),
         )
         name = type(self._model).__name__
-        chunks = {
-            path: Chunk(targets[path], trial.program, path or name)
-            for path, trial in changed.items()
-        }
-        module = Chunked(self._model, chunks, plan, self._inputs)
         try:
+            chunks = {
+                path: Chunk(targets[path], trial.program, path or name)
+                for path, trial in changed.items()
+            }
+            module = Chunked(self._model, chunks, plan, self._inputs)
             error = self._error(module)
         except Exception as failure:  # generated code, which must run
-            where = failed_statement(failure, [path or name for path in chunks])
+            where = failed_statement(failure, [path or name for path in changed])
             self.rejections.append(defect(where, failure))
             self.internal_errors[self.rejections[-1]] += 1
             return None

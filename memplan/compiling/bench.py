@@ -447,9 +447,10 @@ class Bench:
         """The module; the model itself if it gains nothing."""
         plan = module.memplan
         reason = plan.status == "compiled" and self._objection(plan)
-        if reason == UNFUSED and module.runner is not None:
+        target = vars(self).get("target")  # none of a model that runs in parts
+        if reason == UNFUSED and module.runner is not None and target is not None:
             joined = module.runner.schedule.joined
-            why = why_unfused(seen(self.target, joined).layers)
+            why = why_unfused(seen(target, joined).layers)
             reason = f"none of its layers can be fused ({why})" if why else UNFUSED
         return self.unchanged(reason) if reason else module
 

@@ -22,11 +22,13 @@ MOST = 20_000  # objects that are looked at
 CONTAINERS = (OrderedDict, dict, list, set, deque)
 MOST_COPIED = 1 << 20  # bytes of arrays that may count something
 
-# What torch keeps in every module, beside its mode, its tensors and its submodules.
-UNSEEN = set(vars(nn.Module())) - {
-    *("training", "_parameters", "_buffers", "_modules"),
-    "_non_persistent_buffers_set",
-}
+# What torch keeps in every module, beside its mode, its tensors, its submodules and the
+# hooks of its forward.
+UNSEEN = {
+    name
+    for name in vars(nn.Module())
+    if "forward" not in name and name not in {"training", "_parameters", "_buffers"}
+} - {"_modules", "_non_persistent_buffers_set"}
 
 Held = dict[object, object]
 

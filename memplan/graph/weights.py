@@ -55,9 +55,17 @@ class Weights(Mapping[str, torch.Tensor]):
         raise TypeError("weights are looked up by name")
 
 
+# Whose hooks put hidden states and attentions where the forward that returns them is.
+COLLECTING = {"transformers.utils.output_capturing"}
+
+
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a module has forward hooks."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether a module has forward hooks, besides those that are a part of the model's
+    forward, which uses what they collect."""
+    if not module._forward_hooks and not module._forward_pre_hooks:
+        return False
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return any(getattr(hook, "__module__", "") not in COLLECTING for hook in hooks)
 
 
 def stands_for(module: torch.nn.Module) -> torch.nn.Module | None:

@@ -238,6 +238,46 @@ def test_products_of_flattened_rows_are_parted(way: str) -> None:
     assert products(program) == 2
 
 
+class Heads(nn.Module):
+    """Queries, keys and values of one product, taken apart in the ways of models."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.layer = way, nn.Linear(32, 3 * 64)
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x)
+        if self.way == "permuted":
+            q, k, v = y.reshape(*x.shape[:2], 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        elif self.way == "selected":
+            parts = y.view(*x.shape[:2], 3, 4, 16)
+            q, k, v = (parts[:, :, i].transpose(1, 2) for i in range(-3, 0))
+        elif self.way == "within heads":  # a head's weights do not lie together
+            parts = y.view(*x.shape[:2], 4, 3, 16).transpose(1, 2)
+            q, k, v = parts.unbind(3)
+        else:
+            parts = y.view(*x.shape[:2], 3, 4, 16).transpose(1, 3)
+            q, k, v = parts.unbind(2)
+        result = attend(q, k, v)
+        return result + y.sum() if self.way == "whole too" else result
+
+
+@pytest.mark.parametrize(
+    ("way", "count"),
+    [("permuted", 3), ("selected", 3), ("within heads", 1), ("whole too", 1)],
+)
+def test_products_of_heads_are_parted(way: str, count: int) -> None:
+    torch.manual_seed(0)
+    model, x = Heads(way).eval(), torch.randn(2, LENGTH, 32)
+    assert products(prepared(model, x)) == count
+    options = ChunkOptions(max_slowdown=None)
+    small = chunk(model, (torch.randn(1, 512, 32),), "min", options=options)
+    assert small.memplan.status == "chunked"
+    with torch.no_grad():
+        x = torch.randn(1, 512, 32)
+        assert torch.allclose(small(x), model(x), atol=1e-5)
+
+
 class Experts(nn.Module):
     """Rows times the matrix of their expert, gate and values in one product."""
 

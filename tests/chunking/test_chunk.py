@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
+
 import memplan  # noqa: E402
 from memplan.chunking import workbench  # noqa: E402
 from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
@@ -222,6 +224,41 @@ def test_a_time_that_is_undecided_is_accepted_and_said(
     ratios[:] = [1.15, 1.3, 1.3, 1.2, 1.2]
     with pytest.raises(BudgetError, match=r"takes 1\.20 times as long, above 1\.10"):
         memplan.chunk(model, x, "50%")
+
+
+@pytest.mark.parametrize("name", ["attention", "mlp", "skips"])
+def test_a_refusal_has_the_floor_that_min_finds(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = getattr(models, name)()
+    least = chunked(model, x, "min").memplan.measured_bytes_after
+    with pytest.raises(BudgetError) as raised:
+        chunked(model, x, 1)
+    assert raised.value.floor == least == peak(raised.value.closest, x)
+    assert raised.value.closest.memplan.measured_bytes_after == least
+
+
+class Halved(nn.Module):
+    """Two convolutions of one value, whose windows begin and end differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(3, 16, 3, padding=1)
+        self.long = nn.Conv2d(16, 8, 3, stride=2, padding=1)
+        self.short = nn.Conv2d(16, 8, 1, stride=2)
+
+    def forward(self, x: Any) -> Any:
+        wide = self.wide(x).relu()
+        return self.long(wide).relu() + self.short(wide)
+
+
+@pytest.mark.parametrize("size", [64, 65])
+def test_a_value_in_two_windows(size: int) -> None:
+    torch.manual_seed(0)
+    model, x = Halved().eval(), torch.randn(1, 3, size, size)
+    small = chunked(model, x, "40%")
+    assert small.memplan.status == "chunked" and not small.memplan.internal_errors
+    with torch.no_grad():
+        assert relative_error(model(x), small(x)) <= 1e-5
 
 
 def test_submodules_where_the_model_cannot_be_exported() -> None:

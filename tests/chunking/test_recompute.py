@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
 from memplan.chunking.canonical import searchable  # noqa: E402
+from memplan.chunking.descent import Tries  # noqa: E402
 from memplan.chunking.options import Effort  # noqa: E402
 from memplan.chunking.plan import Part, fingerprint  # noqa: E402
 from memplan.chunking.recompute import Base, again, bases, recomputable  # noqa: E402
@@ -120,3 +121,59 @@ def test_a_chain_keeps_nothing_twice() -> None:
     """Without a value that waits, there is nothing to compute again."""
     chain = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(6))).eval()
     assert len(list(bases(program_of(chain, torch.randn(1, 4, 16, 16))))) == 1
+
+
+class Windowed(nn.Module):
+    """Three layers of attention to the last 32 positions, with one mask."""
+
+    def forward(self, x: Any) -> Any:
+        at = torch.arange(x.shape[1])
+        mask = (at[:, None] >= at) & (at[:, None] - at < 32)
+        for _ in range(3):
+            heads = x.unflatten(-1, (2, 64)).transpose(1, 2)
+            there = nn.functional.scaled_dot_product_attention(
+                heads, heads, heads, mask
+            )
+            x = x + there.transpose(1, 2).flatten(2).tanh().cumsum(1).tanh()
+        return x
+
+
+def test_a_mask_is_made_in_slices_for_each_user() -> None:
+    model, x = Windowed().eval(), torch.randn(1, 512, 128)
+    exports = exports_of(model, x)
+    (target,) = exports.targets
+    tries = iter(Tries(target.program, Costs()))
+    first = next(tries)
+    first.best = lowest(first.base, exports)  # its peak has the whole mask
+    second = next(tries)
+    mask = next(op.name for op in target.program.ops if "and" in op.key)
+    assert second.base.again == (mask, f"{mask}_again")
+    assert sum("and" in op.key for op in second.base.program.ops) == 3
+    small = memplan.chunk(model, x, "min", options=ANY)
+    assert mask in small.memplan.parts[0].again
+    with torch.no_grad():
+        assert relative_error(model(x), small(x)) <= 1e-5
+        assert activation_peak(lambda: small(x)) == small.memplan.measured_bytes_after
+
+
+class Statistics(nn.Module):
+    """A convolution whose normalisation needs all of each channel group's places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 64, 10, stride=5)
+        self.norm = nn.GroupNorm(16, 64)
+        self.last = nn.Conv1d(64, 32, 3, stride=4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(nn.functional.gelu(self.norm(self.conv(x))))
+
+
+def test_a_convolution_is_run_for_its_statistics_and_again_for_their_use() -> None:
+    torch.manual_seed(0)
+    model, x = Statistics().eval(), torch.randn(2, 1, 20_000)
+    small = memplan.chunk(model, x, "30%", options=ANY)
+    assert small.memplan.parts[0].again == ("conv1d",)
+    with torch.no_grad():
+        assert relative_error(model(x), small(x)) <= 1e-5
+        assert activation_peak(lambda: small(x)) == small.memplan.measured_bytes_after

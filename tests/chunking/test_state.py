@@ -43,6 +43,62 @@ class Writes(nn.Module):
         return self.inside(x)
 
 
+FOUND: list[Any] = []
+
+
+def collect(module: Any, args: Any, result: Any) -> None:
+    FOUND.append(result)
+
+
+collect.__module__ = "transformers.utils.output_capturing"
+
+
+class Collecting(nn.Module):
+    """Installs hooks at its first call, and returns what they collect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = perceptron()
+
+    def forward(self, x: Any) -> Any:
+        if not getattr(self, "installed", False):
+            self.installed = True
+            for layer in self.layers:
+                layer.register_forward_hook(collect)
+        self.layers(x)
+        first, second, third = FOUND
+        FOUND.clear()
+        return first.sum(-1, keepdim=True) + second.sum(-1, keepdim=True) + third
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("verb", ["chunk", "compile", "fuse"])
+def test_hooks_that_a_forward_collects_results_by(verb: str, called: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Collecting().eval(), torch.randn(3, 101, 16)
+    expected = copy.deepcopy(model)(x)
+    before = 1 if called else 0
+    with torch.no_grad():
+        for _ in range(before):
+            model(x)
+        if verb == "chunk":
+            module = small(model, x)
+            assert module.memplan.status == "chunked" and not module.memplan.left_alone
+        elif verb == "compile":
+            module = memplan.compile(model, x)
+            assert module.memplan.status == "compiled"
+        else:
+            module = memplan.fuse(model)
+        if verb != "fuse":  # which may run the model itself
+            module(x)
+            assert sum(len(each._forward_hooks) for each in model.modules()) == (
+                3 * before
+            )
+        assert relative_error(expected, module(x)) <= 1e-5
+        assert relative_error(expected, model(x)) <= 1e-5
+    assert sum(len(each._forward_hooks) for each in model.modules()) == 3
+
+
 @pytest.mark.parametrize("to", ["buffer", "input"])
 def test_what_the_model_writes_to_is_put_back(to: str) -> None:
     model, x = Writes(to).eval(), torch.zeros(3, 101, 16)

@@ -75,7 +75,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("MEMPLAN_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
         patch.setattr(bench, "seconds", lambda runs, **_: [1.0, 0.5])
         patch.setattr(chunk, "calibrated", lambda _: Machine())
-        patch.setattr(workbench, "in_turns", lambda *_, **__: [[1.0], [1.0]])
+        patch.setattr(workbench, "in_pairs", lambda *_, **__: [1.0])
         collect = functools.cache(exported_program._collect_all_valid_cia_ops)
         patch.setattr(exported_program, "_collect_all_valid_cia_ops", collect)  # slow
         yield
