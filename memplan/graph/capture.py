@@ -181,13 +181,8 @@ def export_parts(
     """
     attributes = Attributes(model)
     _run(model, inputs)
-    changed = attributes.changed()
-    if changed:  # what it keeps at its first run, and only then, is no effect
-        settled = Attributes(model)
-        _run(model, inputs)
-        changed = settled.changed()
+    exports = Exports([], {}, changed=set(attributes.changed()))
     attributes.restore()
-    exports = Exports([], {}, changed=set(changed))
     reason = _exported(exports, "", model, inputs, change)
     if reason is None:
         return exports

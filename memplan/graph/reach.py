@@ -16,7 +16,7 @@ from torch import Generator, Tensor, from_numpy, nn
 
 from memplan.graph.call import Inputs
 from memplan.graph.nest import PLAIN, RECORDS, is_library, slots_of
-from memplan.graph.weights import has_hooks, stands_for
+from memplan.graph.weights import COLLECTING, has_hooks, stands_for
 
 MOST = 20_000  # objects that are looked at
 CONTAINERS = (OrderedDict, dict, list, set, deque)
@@ -29,6 +29,8 @@ UNSEEN = {
     for name in vars(nn.Module())
     if "forward" not in name and name not in {"training", "_parameters", "_buffers"}
 } - {"_modules", "_non_persistent_buffers_set"}
+
+HOOKED = "_output_capturing_hooks_installed"  # transformers' mark of a module
 
 Held = dict[object, object]
 
@@ -51,6 +53,16 @@ class _Place:
         return now.keys() != self.then.keys() or any(
             _differ(now[key], value) for key, value in self.then.items()
         )
+
+    def is_set_up(self) -> bool:
+        """Whether all that was added are hooks by which a forward collects its results,
+        and the mark that they are there."""
+        now = self.now()
+        added = {key: each for key, each in now.items() if key not in self.then}
+        return all(
+            key == HOOKED or getattr(each, "__module__", "") in COLLECTING
+            for key, each in added.items()
+        ) and not any(_differ(now.get(key), each) for key, each in self.then.items())
 
 
 class Attributes:
@@ -83,7 +95,11 @@ class Attributes:
 
     def changed(self) -> list[nn.Module]:
         """The modules whose code reaches something that is another value now."""
-        found = [each.owner for each in self._places if each.differs()]
+        found = [
+            each.owner
+            for each in self._places
+            if each.differs() and not each.is_set_up()
+        ]
         return list(dict.fromkeys(found))
 
     def restore(self) -> None:

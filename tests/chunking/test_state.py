@@ -44,6 +44,7 @@ class Writes(nn.Module):
 
 
 FOUND: list[Any] = []
+MARK = "_output_capturing_hooks_installed"
 
 
 def collect(module: Any, args: Any, result: Any) -> None:
@@ -61,8 +62,8 @@ class Collecting(nn.Module):
         self.layers = perceptron()
 
     def forward(self, x: Any) -> Any:
-        if not getattr(self, "installed", False):
-            self.installed = True
+        if not getattr(self, MARK, False):
+            setattr(self, MARK, True)
             for layer in self.layers:
                 layer.register_forward_hook(collect)
         self.layers(x)
