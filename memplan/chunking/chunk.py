@@ -158,11 +158,11 @@ class _Chunking:
             if module is None:
                 return bench.unchanged(self._before, "no plan needs less")
             limit = bench.peak(module)
-            module.memplan = replace(module.memplan, budget_bytes=limit)
         else:
             module, fast = descent.fast_within(limit)
             if module is None:
                 raise self._refusal(descent.lowest(), limit)
+        module.memplan = replace(module.memplan, budget_bytes=limit)
         if not fast:
             raise self._too_slow(module, f"fits {format_bytes(limit)}", MORE)
         if descent.interrupted:
@@ -177,6 +177,7 @@ class _Chunking:
 
     def _refusal(self, nearest: Chunked | None, limit: int) -> BudgetError:
         nearest = nearest or self._bench.unchanged(limit, "no plan found")
+        nearest.memplan = replace(nearest.memplan, budget_bytes=limit)
         bench = self._bench
         errors = bench.internal_errors
         whole = [each.program for each in self._exports.targets if not each.path]

@@ -226,7 +226,9 @@ def test_a_time_that_is_undecided_is_accepted_and_said(
         memplan.chunk(model, x, "50%")
 
 
-@pytest.mark.parametrize("name", ["attention", "mlp", "skips"])
+@pytest.mark.parametrize(
+    "name", ["attention", "mlp", pytest.param("skips", marks=pytest.mark.soak)]
+)
 def test_a_refusal_has_the_floor_that_min_finds(name: str) -> None:
     torch.manual_seed(0)
     model, x = getattr(models, name)()
