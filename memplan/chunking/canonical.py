@@ -158,13 +158,7 @@ def parted(program: Program, inference: Inference) -> Program:
     last is used, and no slice of heads is a window of the whole. Separate products give
     the same numbers, each with memory of its own.
     """
-    users: dict[str, list[Op]] = {}
-    makers: dict[str, Op] = {}
-    for op in program.ops:
-        if isinstance(op, Op):
-            makers[op.name] = op
-            for name in dict.fromkeys(op.operands()):
-                users.setdefault(name, []).append(op)
+    makers, users = _ends(program)
     given = set(refs(program.outputs))
     parts: dict[str, list[Op]] = {}  # by the product in whose place they stand
     gone: set[str] = set()
@@ -180,6 +174,18 @@ def parted(program: Program, inference: Inference) -> Program:
         return parts.get(op.name, []) if op.name in gone else [op]
 
     return rewritten(program, inference, change)
+
+
+def _ends(program: Program) -> tuple[dict[str, Op], dict[str, list[Op]]]:
+    """The operator that makes each value, and those that take it."""
+    makers: dict[str, Op] = {}
+    users: dict[str, list[Op]] = {}
+    for op in program.ops:
+        if isinstance(op, Op):
+            makers[op.name] = op
+            for name in dict.fromkeys(op.operands()):
+                users.setdefault(name, []).append(op)
+    return makers, users
 
 
 def _chain(
@@ -304,13 +310,7 @@ def with_parts_of_groups(program: Program, inference: Inference) -> Program:
     """The program with one product for each part, if a product's features are only
     reshaped to groups, [..., G, H, D], and each group is selected, as queries, keys and
     values are."""
-    users: dict[str, list[Op]] = {}
-    makers: dict[str, Op] = {}
-    for op in program.ops:
-        if isinstance(op, Op):
-            makers[op.name] = op
-            for name in dict.fromkeys(op.operands()):
-                users.setdefault(name, []).append(op)
+    makers, users = _ends(program)
     given = set(refs(program.outputs))
 
     def only_user(name: str) -> Op | None:

@@ -104,13 +104,14 @@ def _with_one_more(
 def _worthwhile(
     program: Program, beside: Beside, limiting: Set[str]
 ) -> Iterator[Recompute]:
-    for what in recomputable(program):
+    found = recomputable(program)
+    for what in found:
         if not limiting.isdisjoint(roots_of(program, what.name)):
             yield what
     live = profile(program, beside=beside)
-    for what in recomputable(program, least=int(LEAST * live.peak)):
+    for what in found:
         most = max(live.live[what.ops[-1] + 1 : what.at + 1])
-        if 2 * most >= live.peak:
+        if what.saves >= int(LEAST * live.peak) and 2 * most >= live.peak:
             yield what
 
 
@@ -146,11 +147,11 @@ def again(program: Program, names: Iterable[str]) -> Program:
     return program
 
 
-def recomputable(program: Program, least: int = 1) -> list[Recompute]:
+def recomputable(program: Program) -> list[Recompute]:
     """Values that can be computed again, those first that take most memory
     for longest.
 
-    program: without loops. least: bytes of a value.
+    program: without loops.
     """
     last, owned = lifetimes(program)
     maker = {name: i for i, step in enumerate(program.ops) for name in results(step)}
@@ -168,11 +169,12 @@ def recomputable(program: Program, least: int = 1) -> list[Recompute]:
             continue
         at = users[gaps.index(max(gaps)) + 1]
         saves = sum(owned[root] for root in roots)
-        if saves >= least:
-            ops = _behind(program, name, at, last, maker)
-            if len(ops) > max(gaps):  # longer than what it bridges
-                continue
-            found.append(Recompute(name, at, ops, saves, max(gaps)))
+        if not saves:
+            continue
+        ops = _behind(program, name, at, last, maker)
+        if len(ops) > max(gaps):  # longer than what it bridges
+            continue
+        found.append(Recompute(name, at, ops, saves, max(gaps)))
     return sorted(found, key=lambda each: (-each.saves * each.gap, each.at))
 
 

@@ -87,18 +87,9 @@ class Workbench:
         return float(module.memplan.slowdown)
 
     def is_fast(self, module: Chunked, enough: float) -> bool:
-        """Whether `fastest` did not find that it takes more than `enough` times as
-        long: where that is undecided, the plan says so."""
-        plan = module.memplan
-        if plan.slowdown > enough >= plan.slowdown_low:
-            low, high = plan.slowdown_low, plan.slowdown_high
-            reason = (
-                f"the time is undecided: {low:.2f} to {high:.2f} times the original"
-            )
-            module.memplan = replace(
-                plan, reason=f"{reason}; the limit is {enough:.2f}"
-            )
-        return bool(plan.slowdown_low <= enough)
+        """Whether `fastest` left it open that it takes at most `enough` times as
+        long."""
+        return bool(module.memplan.slowdown_low <= enough)
 
     def unchanged(self, limit: int, reason: str) -> Chunked:
         """The model unchanged, as a module without chunks."""
@@ -163,8 +154,8 @@ class Workbench:
     def fastest(self, modules: Sequence[Chunked], enough: float = math.inf) -> Chunked:
         """The fastest of some modules (at least one), timed against the original.
 
-        enough: timed until it is sure which ratios are above. Ctrl-C ends the timing
-        with the best module so far.
+        enough: timed until it is sure which ratios are above; where that stays
+        undecided, the plan says so. Ctrl-C ends the timing with the best module so far.
         """
         best: Chunked | None = None
         try:
@@ -186,7 +177,12 @@ class Workbench:
             if best is None:
                 raise
         assert best is not None
-        best.memplan = replace(best.memplan, search_seconds=self._seconds())
+        plan = replace(best.memplan, search_seconds=self._seconds())
+        if plan.slowdown > enough >= plan.slowdown_low:
+            between = f"{plan.slowdown_low:.2f} to {plan.slowdown_high:.2f}"
+            reason = f"the time is undecided: {between} times the original; the limit"
+            plan = replace(plan, reason=f"{reason} is {enough:.2f}")
+        best.memplan = plan
         return best
 
     def _plan(self, limit: int, programs: Mapping[str, Program]) -> ChunkPlan:
