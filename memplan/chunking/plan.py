@@ -22,15 +22,16 @@ class Storage(TypedDict):
 class Peak(TypedDict, total=False):
     """Where a program's peak is, and the largest storages that are live there.
 
-    held: bytes that only variables of the model's Python hold. Empty if there are no
-    operators.
+    beyond: measured bytes beyond the estimate, which is of operators whose operands are
+    freed after their last use; a model's variables may hold them longer. Empty if there
+    are no operators.
     """
 
     module: str
     operator: str
     line: str
     live: list[Storage]
-    held: int
+    beyond: int
 
 
 class RegionRow(TypedDict):
@@ -70,14 +71,12 @@ class ChunkPlan:
     status: "chunked", "unchanged" (the model fits unchanged, or cannot be exported) or
     "refused". reason: why it is not chunked, or why the search ended early. Bytes are
     of activations, without parameters and inputs: peak_bytes_* are estimates,
-    measured_bytes_* the allocator's. peak_bytes_before includes what variables of the
-    model's Python hold beyond the needs of its operators (`held` in peak_before).
-    peak_before, peak_after: where the estimated peaks are. slowdown: measured time,
-    chunked over original, the median of pairs of runs; slowdown_low, slowdown_high:
-    where that is with a probability of 90 %; of less than five pairs, the least and the
-    largest. left_alone: path of an unchanged submodule -> reason.
-    internal_errors: defects of memplan, each with its operator -> how many regions were
-    dropped for it.
+    measured_bytes_* the allocator's. peak_before, peak_after: where the estimated peaks
+    are. slowdown: measured time, chunked over original, the median of pairs of runs;
+    slowdown_low, slowdown_high: where that is with a probability of 90 %; of less than
+    five pairs, the least and the largest. left_alone: path of an unchanged submodule ->
+    reason. internal_errors: defects of memplan, each with its operator -> how many
+    regions were dropped for it.
     """
 
     status: str

@@ -209,11 +209,20 @@ def recomputed(program: Program, what: Recompute) -> Program:
         else step
         for step in program.ops[what.at :]
     ]
+    for step in late:  # views of the copies
+        taken = {each for name in step.operands() for each in _all(roots[name])}
+        for name in results(step):
+            if taken.issuperset(_all(root_of(roots[name]))):
+                roots[name] = root_of(roots[name])
     ops = [*program.ops[: what.at], *copies, *late]
     # An earlier operator may have had no other user.
     return without_dead(
         replace(program, ops=ops, metas=metas, roots=roots, modules=modules)
     )
+
+
+def _all(roots: Roots) -> tuple[str, ...]:
+    return roots if isinstance(roots, tuple) else (roots,)
 
 
 def _renamed(op: Op, new: dict[str, str], name: str) -> Op:

@@ -57,7 +57,6 @@ class Workbench:
         self._model, self._inputs, self._progress = model, inputs, progress
         self.device = inputs.check_device(model)
         self._began = time.monotonic()
-        self._observed = Observed()
         self._snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
         try:
             self._expected = self._results(model)
@@ -190,15 +189,14 @@ class Workbench:
         targets = {target.path: target for target in self.exports.targets}
         own = {path: target.program for path, target in targets.items()}
         before, at_first = self._peak(own, overwriting=False)
-        held = max(0, self.before - before)  # by variables of the model's own Python
-        if held and at_first:
-            at_first = {**at_first, "held": held}
+        if at_first and self.before > before:
+            at_first = {**at_first, "beyond": self.before - before}
         after, at_last = self._peak({**own, **programs}, overwriting=bool(programs))
         return ChunkPlan(
             "unchanged",
             "",
             limit,
-            peak_bytes_before=before + held,
+            peak_bytes_before=before,
             peak_bytes_after=after,
             peak_before=at_first,
             peak_after=at_last,
@@ -218,16 +216,29 @@ class Workbench:
     ) -> tuple[int, Peak]:
         """The estimated peak of all parts, and where it is."""
         outside = {target.path: target.outside for target in self.exports.targets}
-        beside = self._observed.temporaries
+        beside = {path: each.temporaries for path, each in self._observed.items()}
         peaks = {
-            path: outside[path] + profile(each, overwriting, beside).peak
+            path: outside[path] + profile(each, overwriting, beside[path]).peak
             for path, each in programs.items()
         }
         if not peaks:
             return 0, Peak()
         highest = max(peaks, key=lambda path: peaks[path])
-        where = at_peak(programs[highest], highest, beside, overwriting)
+        where = at_peak(programs[highest], highest, beside[highest], overwriting)
         return peaks[highest], where
+
+    @functools.cached_property
+    def _observed(self) -> dict[str, Observed]:
+        """What operators need beside operands and results, in each part."""
+        return {
+            target.path: Observed(
+                {
+                    value: target.weights[name]
+                    for value, name in target.program.constants.items()
+                }
+            )
+            for target in self.exports.targets
+        }
 
     def _error(self, module: Chunked) -> float:
         """The largest relative error of the module's results, on all inputs."""

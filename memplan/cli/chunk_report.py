@@ -77,19 +77,17 @@ class ChunkResult:
         chunked = plan.status == "chunked"
         over = plan.measured_bytes_after > plan.budget_bytes
         measured = format_bytes(plan.measured_bytes_before)
-        estimated = format_bytes(plan.peak_bytes_before)
         if chunked:
             after = format_bytes(plan.measured_bytes_after)
             saved = format_share(plan.saved)
             measured = f"{measured} before, {after} after, {saved} saved"
-            after = format_bytes(plan.peak_bytes_after)
-            estimated = f"{estimated} before, {after} after"
         rows = [
             ("activations", measured),
-            ("estimated", estimated),
             ("budget", format_bytes(plan.budget_bytes) + ", not kept" * over),
         ]
         if chunked:
+            after = format_bytes(plan.peak_bytes_after)
+            rows.insert(1, ("estimated", f"{after} after"))
             error = plan.max_relative_error
             same = "none, the same bits" if error == 0 else f"at most {error:.1e}"
             rows.append(("time", f"{plan.slowdown:.2f} times the original"))
@@ -142,8 +140,10 @@ def _peak(peak: Peak) -> str:
     ]
     live = f": {', '.join(largest)}" if largest else ""
     at = f" at {place(peak['line'])}" if peak["line"] else ""
-    held = f", {format_bytes(peak['held'])} held by variables" if "held" in peak else ""
-    return f"{peak['operator'].removeprefix('aten.')}{at}{live}{held}"
+    beyond = ""
+    if "beyond" in peak:
+        beyond = f", {format_bytes(peak['beyond'])} beyond what operators need"
+    return f"{peak['operator'].removeprefix('aten.')}{at}{live}{beyond}"
 
 
 def _drawn(found: Curve) -> Activations:

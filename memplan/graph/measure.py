@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from memplan.graph.liveness import storage_bytes
 from memplan.graph.program import (
-    Argument,
     Bound,
     Meta,
     Op,
@@ -76,64 +75,81 @@ def events_of(run: Run) -> list[Any]:
     return sorted(events, key=lambda event: int(event.start_ns()))
 
 
-OBSERVED = {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution"}
-OBSERVED |= {f"aten.conv_transpose{n}d" for n in (1, 2, 3)}
-OBSERVED |= {"windowed_conv", "windowed_transposed_conv", "windowed_linear"}
-
-
 class Observed:
-    """Temporaries of operators, measured once for each operator and sizes.
+    """Temporaries of operators on a CPU, measured once for each operator and sizes.
 
-    Which buffers a convolution makes depends on the kernel that its library selects for
-    the machine, sizes and layouts; no rule predicts that for all of them.
+    Which buffers an operator makes depends on the kernel that torch or its libraries
+    select for the machine, sizes, layouts and dtype; no rule predicts that for all.
+    weights: the program's constants, by value, with which operators are run: torch
+    takes other kernels for those that require gradients.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        self._weights = weights or {}
         self._seen: dict[str, int] = {}
 
     def temporaries(self, program: Program, op: Op) -> int:
-        """Bytes that live only while `op` runs.
-
-        A convolution on a CPU is measured, in the first iteration of a loop (which
-        pads) and in another; `memplan.graph.workspace` knows the other operators.
-        """
-        metas = [program.metas[name] for name in op.operands()]
-        if op.key not in OBSERVED or metas[0].device != "cpu":
+        """Bytes that live only while `op` runs: of a loop, in the first iteration
+        (where windows are padded), the last (where causal attention has most keys) or
+        another. What cannot be measured is taken from `memplan.graph.workspace`."""
+        metas = [program.metas[name] for name in (*op.operands(), op.name)]
+        if not all(isinstance(meta, Meta) and meta.device == "cpu" for meta in metas):
             return temporaries(program, op)
-        first = {loop: (0, stop - at) for loop, (at, stop) in program.ranges.items()}
         try:
-            return max(
-                self._run(program, op, ranges) for ranges in (program.ranges, first)
-            )
-        except RuntimeError:  # torch lacks the memory, or a kernel for the dtype
+            return max(self._run(program, op, each) for each in _iterations(program))
+        except (RuntimeError, IndexError):  # of memory, dtypes, or values that are zero
             return temporaries(program, op)
 
     def _run(self, program: Program, op: Op, ranges: Ranges) -> int:
-        metas = {name: _at(program, name, ranges) for name in op.operands()}
-        numbers = mapped(
+        names = list(dict.fromkeys(op.operands()))
+        metas = [_at(program, name, ranges) for name in names]
+        known = [self._weights.get(name) for name in names]
+        required = [weight is not None and weight.requires_grad for weight in known]
+        args, kwargs = mapped(
             (op.args, op.kwargs),
-            lambda at: at.at(ranges) if isinstance(at, Bound) else at,
+            lambda at: (
+                at.at(ranges)
+                if isinstance(at, Bound)
+                else Ref(f"{names.index(at.name)}")
+            ),
         )
-        key = repr((op.key, numbers, list(metas.values())))
+        key = repr((op.key, args, kwargs, metas, required))
         if key not in self._seen:
-            self._seen[key] = _seen(op, numbers, metas)
+            given = [
+                _zeros(meta) if weight is None else weight
+                for meta, weight in zip(metas, known, strict=True)
+            ]
+            args, kwargs = mapped(
+                (args, kwargs),
+                lambda at: given[int(at.name)] if isinstance(at, Ref) else at,
+            )
+            self._seen[key] = _seen(lambda: op.target(*args, **kwargs))
         return self._seen[key]
 
 
-def _seen(op: Op, numbers: Argument, metas: dict[str, Meta]) -> int:
-    given = {
-        name: torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype).zero_()
-        for name, meta in metas.items()
-    }
-    args, kwargs = mapped(
-        numbers, lambda at: given[at.name] if isinstance(at, Ref) else at
-    )
+def _zeros(meta: Meta) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype).zero_()
+
+
+def _seen(run: Callable[[], torch.Tensor]) -> int:
     with torch.no_grad():
-        result = op.target(*args, **kwargs)
+        result = run()
         own = Meta(tuple(result.shape), result.stride(), result.dtype, "cpu")
         del result
-        peak = activation_peak(lambda: op.target(*args, **kwargs))
+        peak = activation_peak(run)
     return max(0, peak - storage_bytes(own))
+
+
+def _iterations(program: Program) -> list[Ranges]:
+    """The iteration of a loop's body that its metas describe, the first, the last."""
+    first, last = {}, dict(program.ranges)
+    for loop, (start, stop) in program.ranges.items():
+        windows = {w for own in program.moving.values() for w in own.values()}
+        exact = (w for w in windows if w.loop == loop and not w.before and not w.after)
+        extent = next((int(w.size / w.ratio) for w in exact), stop)
+        first[loop] = 0, stop - start
+        last[loop] = extent - (stop - start), extent
+    return [program.ranges, first, last]
 
 
 def _at(program: Program, name: str, ranges: Ranges) -> Meta:
