@@ -20,6 +20,7 @@ from memplan.chunking.masks import Masks
 from memplan.chunking.rules.flow import arguments_of
 from memplan.chunking.rules.lowered import group_norm_apply, group_norm_statistics
 from memplan.graph.infer import Inference
+from memplan.graph.liveness import follow
 from memplan.graph.lower import without_dead
 from memplan.graph.program import Argument, Op, Program, Ref, Step, refs
 
@@ -46,6 +47,8 @@ def rewritten(
         made = change(step) if isinstance(step, Op) else None
         for op in made or ():
             inference.add(new, op)
+        if made is None:
+            follow(new, step)
         new.ops += [step] if made is None else made
     return without_dead(new)
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from memplan.chunking.region import NotLoopableError
 from memplan.chunking.timing import multiplications
-from memplan.graph.liveness import Beside, lifetimes, profile, roots_of
+from memplan.graph.liveness import Beside, follow, lifetimes, profile, roots_of
 from memplan.graph.lower import without_dead
 from memplan.graph.program import (
     Op,
@@ -209,20 +209,11 @@ def recomputed(program: Program, what: Recompute) -> Program:
         else step
         for step in program.ops[what.at :]
     ]
-    for step in late:  # views of the copies
-        taken = {each for name in step.operands() for each in _all(roots[name])}
-        for name in results(step):
-            if taken.issuperset(_all(root_of(roots[name]))):
-                roots[name] = root_of(roots[name])
     ops = [*program.ops[: what.at], *copies, *late]
-    # An earlier operator may have had no other user.
-    return without_dead(
-        replace(program, ops=ops, metas=metas, roots=roots, modules=modules)
-    )
-
-
-def _all(roots: Roots) -> tuple[str, ...]:
-    return roots if isinstance(roots, tuple) else (roots,)
+    program = replace(program, ops=ops, metas=metas, roots=roots, modules=modules)
+    for step in late:
+        follow(program, step)
+    return without_dead(program)  # an earlier operator may have had no other user
 
 
 def _renamed(op: Op, new: dict[str, str], name: str) -> Op:

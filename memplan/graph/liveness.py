@@ -8,6 +8,7 @@ nothing. Some operators write their result over an operand that nobody needs lat
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -328,6 +329,27 @@ def roots_of(program: Program, name: str) -> list[str]:
     """The storages that a value lies in: one, or several for a tuple."""
     root = program.roots[name]
     return list(root) if isinstance(root, tuple) else [root]
+
+
+def follow(program: Program, step: Step) -> None:
+    """Enter where a step's views lie if their operand has been replaced: in the memory
+    of the new one."""
+    if not isinstance(step, Op) or not step.operands():
+        return
+    operands = step.operands()
+    source = program.roots[operands[0]]
+    if step.target is operator.getitem:
+        program.roots[step.name] = source[step.args[1]]
+        return
+    valid = {root for name in operands for root in roots_of(program, name)}
+
+    def lies(root: Roots) -> Roots:
+        return root if root in valid or root.split("[")[0] == step.name else source
+
+    old = program.roots[step.name]
+    program.roots[step.name] = (
+        tuple(map(lies, old)) if isinstance(old, tuple) else lies(old)
+    )
 
 
 def bytes_of(program: Program, root: str) -> int:
