@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memplan.applying.session import apply as apply
     from memplan.budgeting.solve import solve as solve
     from memplan.chunking.chunk import chunk as chunk
+    from memplan.chunking.loss import chunk_loss as chunk_loss
     from memplan.chunking.options import BudgetError as BudgetError
     from memplan.chunking.options import ChunkOptions as ChunkOptions
     from memplan.chunking.plan import ChunkPlan as ChunkPlan
@@ -70,6 +71,7 @@ _HOMES = {
     "buffers_of": "memplan.trace.read",
     "check": "memplan.reporting.check",
     "chunk": "memplan.chunking.chunk",
+    "chunk_loss": "memplan.chunking.loss",
     "compile": "memplan.compiling.compile",
     "compile_front": "memplan.compiling.compile",
     "compile_levels": "memplan.compiling.levels",

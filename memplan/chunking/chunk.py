@@ -26,6 +26,7 @@ from memplan.chunking.region import NotLoopableError, chunked
 from memplan.chunking.search import Trial
 from memplan.chunking.shapes import OtherSizes
 from memplan.chunking.timing import Costs, calibrated
+from memplan.chunking.trained import Steps, Trained
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs, Signature
@@ -66,6 +67,8 @@ def chunk(
     options.max_slowdown; UsageError for contradictory arguments and for a model in
     training mode; InputError for a model that fails and a plan of another model.
     """
+    if isinstance(model, nn.Module) and model.training:
+        return _trained(model, inputs, budget, plan, options or ChunkOptions())
     if isinstance(model, StandIn):  # what another verb made goes around the chunks
         if isinstance(model, Chunked):
             return chunk(model.model, inputs, budget, plan, options)
@@ -84,14 +87,34 @@ def chunk(
         raise
 
 
+def _trained(
+    model: nn.Module,
+    inputs: object,
+    budget: str | int | None,
+    plan: str | os.PathLike[str] | ChunkPlan | None,
+    options: ChunkOptions,
+) -> Chunked:
+    """`chunk` of a model in training mode."""
+    if (budget is None) == (plan is None):
+        raise UsageError("give either a budget or a plan, as in budget='20%'")
+    model = model.model if isinstance(model, Trained) else model
+    given = Inputs.of(inputs)
+    arranged = Signature().arranged(model, given.args, given.kwargs)
+    steps = Steps(model, arranged, replace(options, progress=aloud(options.progress)))
+    with undone(model, arranged) as put_back:
+        steps.begin(put_back)
+        if plan is not None:
+            return steps.reused(plan)
+        assert budget is not None
+        return steps.within(parse_budget(budget))
+
+
 class _Chunking:
     def __init__(self, model: nn.Module, inputs: object, options: ChunkOptions) -> None:
         if not isinstance(model, nn.Module):
             raise UsageError(
                 f"the model must be an nn.Module, not {type(model).__name__}"
             )
-        if model.training:
-            raise UsageError("the model is in training mode; call model.eval() first")
         self._model, self._progress = model, options.progress
         self._options = replace(options, progress=aloud(options.progress))
         given = Inputs.of(inputs)

@@ -180,7 +180,8 @@ class Chunked(StandIn):
         )
 
     def __deepcopy__(self, memo: dict[int, object]) -> Chunked:
-        other = memo[id(self)] = Chunked.__new__(Chunked)
+        other: Chunked = type(self).__new__(type(self))
+        memo[id(self)] = other
         memo[id(self._others)] = self._others
         other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return other

@@ -29,8 +29,9 @@ def to_json(plan: ChunkPlan) -> dict[str, Any]:
     report = asdict(plan)
     report.pop("parts")
     report["regions"] = list(plan.regions)
-    if not plan.internal_errors:
-        report.pop("internal_errors")
+    for name in ("internal_errors", "loss_rows"):
+        if not report[name]:
+            report.pop(name)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -75,7 +76,15 @@ def read_chunk_plan(path: PathLike) -> ChunkPlan:
         ),
         device=table.text("device"),
         torch=table.text("torch"),
+        loss_rows=_loss_rows(table),
     )
+
+
+def _loss_rows(outer: Table) -> dict[str, int]:
+    if "loss_rows" not in outer.fields:
+        return {}
+    table = _object(outer, outer.fields["loss_rows"], "loss_rows", "")
+    return {name: table.integer(name, 1) for name in table.fields}
 
 
 def _region_json(region: Region) -> dict[str, Any]:

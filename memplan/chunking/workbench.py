@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 
 import torch
 from torch import nn
@@ -30,7 +29,7 @@ from memplan.graph.check import (
     scales,
     tolerance_of,
 )
-from memplan.graph.clock import in_pairs, interval, timed
+from memplan.graph.clock import in_pairs, timed
 from memplan.graph.liveness import profile
 from memplan.graph.measure import Observed, activation_peak
 from memplan.graph.program import Program
@@ -163,25 +162,14 @@ class Workbench:
                 runs = self._call(self._model), self._call(module)
                 with torch.no_grad():
                     ratios = in_pairs(*runs, self.device, enough)
-                low, high = interval(ratios)
-                module.memplan = replace(
-                    module.memplan,
-                    slowdown=median(ratios),
-                    slowdown_low=low,
-                    slowdown_high=high,
-                )
+                module.memplan = module.memplan.timed(ratios, enough)
                 if best is None or self.slowdown(module) < self.slowdown(best):
                     best = module
         except KeyboardInterrupt:
             if best is None:
                 raise
         assert best is not None
-        plan = replace(best.memplan, search_seconds=self._seconds())
-        if plan.slowdown > enough >= plan.slowdown_low:
-            between = f"{plan.slowdown_low:.2f} to {plan.slowdown_high:.2f}"
-            reason = f"the time is undecided: {between} times the original; the limit"
-            plan = replace(plan, reason=f"{reason} is {enough:.2f}")
-        best.memplan = plan
+        best.memplan = replace(best.memplan, search_seconds=self._seconds())
         return best
 
     def _plan(self, limit: int, programs: Mapping[str, Program]) -> ChunkPlan:

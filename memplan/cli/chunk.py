@@ -58,6 +58,12 @@ class Outputs:
     "(512MiB), or min.",
 )
 @click.option(
+    "--train",
+    is_flag=True,
+    help="Chunk a training step: the model returns its loss, whose logits are made in "
+    "slices.",
+)
+@click.option(
     "--max-slowdown",
     type=arguments.Number(above=True),
     default=MAX_SLOWDOWN,
@@ -103,6 +109,7 @@ class Outputs:
 def command(
     model: UserModel,
     budget: str | None,
+    train: bool,
     max_slowdown: float,
     old: Path | None,
     outputs: Outputs,
@@ -115,7 +122,8 @@ def command(
     arguments, a mapping of keyword arguments, or one tensor. With --inputs it
     returns the model alone. memplan chunks the model for inference, compares the
     results with the model's own, and measures memory and time. Ctrl-C ends the
-    search with the best plan so far.
+    search with the best plan so far. With --train it chunks the cross-entropy of a
+    model that returns its loss; the budget is for a step with all gradients.
 
     CUDA is experimental: memplan chunk has run on one GPU so far.
 
@@ -127,7 +135,8 @@ def command(
     if budget is not None:
         parse_budget(budget)
     plan = None if old is None else read_chunk_plan(old)
-    with model.made("chunk", "chunking", "chunked") as (module, inputs, progress):
+    with model.made("chunk", "chunking", "chunked", train) as made:
+        module, inputs, progress = made
         from memplan.chunking.chunk import chunk
 
         options = ChunkOptions(max_slowdown, Effort(), time_limit, progress)
@@ -155,10 +164,11 @@ def _hand_over(result: ChunkResult, outputs: Outputs) -> None:
         result.show()
     if output is not None and output != STDOUT:
         show.note(f"wrote {output}")
-    if result.plan.status == "unchanged":
+    if result.plan.status == "unchanged" or result.plan.loss_rows:
+        what = "only a loss" if result.plan.loss_rows else "nothing"
         for path, done in ((plot, "drawn"), (emit, "written")):
             if path is not None:
-                show.complaint(f"nothing runs in chunks, so {path} was not {done}")
+                show.complaint(f"{what} runs in chunks, so {path} was not {done}")
         return
     if plot is not None:
         from memplan.plotting.save import save

@@ -82,12 +82,13 @@ class ChunkResult:
             saved = format_share(plan.saved)
             measured = f"{measured} before, {after} after, {saved} saved"
         rows = [
-            ("activations", measured),
+            ("step" if plan.loss_rows else "activations", measured),
             ("budget", format_bytes(plan.budget_bytes) + ", not kept" * over),
         ]
         if chunked:
-            after = format_bytes(plan.peak_bytes_after)
-            rows.insert(1, ("estimated", f"{after} after"))
+            if plan.peak_bytes_after:
+                after = format_bytes(plan.peak_bytes_after)
+                rows.insert(1, ("estimated", f"{after} after"))
             error = plan.max_relative_error
             same = "none, the same bits" if error == 0 else f"at most {error:.1e}"
             rows.append(("time", f"{plan.slowdown:.2f} times the original"))

@@ -29,9 +29,12 @@ class UserModel:
     threads: int | None
 
     @contextlib.contextmanager
-    def made(self, verb: str, doing: str, done: str) -> Iterator[Made]:
-        """The model in eval mode, its inputs (a tuple or list of arguments, a mapping
-        of keyword arguments, or one tensor), and what to call with each stage.
+    def made(
+        self, verb: str, doing: str, done: str, train: bool = False
+    ) -> Iterator[Made]:
+        """The model in eval mode, or to `train`, its inputs (a tuple or list of
+        arguments, a mapping of keyword arguments, or one tensor), and what to call with
+        each stage.
 
         Until it ends, what the user's code prints goes to standard error, and Ctrl-C
         prints that there is no result. verb, doing, done: its forms, for messages.
@@ -42,7 +45,9 @@ class UserModel:
             torch.set_num_threads(self.threads)
         with contextlib.redirect_stdout(sys.stderr), working(verb) as progress:
             module, given = self._called(torch)
-            if module.training:
+            if train:
+                module.train()
+            elif module.training:
                 module.eval()
                 show.note(f"the model was in training mode; it is {done} in eval mode")
             yield module, given, progress
