@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812, as everywhere in torch's own
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from memplan.chunking.loss import REDUCTIONS, Cast, Loss, in_slices
+from memplan.chunking.loss import REDUCTIONS, Cast, Loss, default_rows, in_slices
 
 Function = Callable[..., Any]
 NOT_DEFERRED: Any = object()
@@ -47,13 +47,14 @@ class Uses:
 class Source(NamedTuple):
     """A projection: weight [classes, width], bias [classes] or None; owner: the
     parameter that the weight is or is a view of; uses: where to note what becomes
-    of it; rows: of a slice, None for the default."""
+    of it; rows: of a slice; autocast: its dtype, and whether it is on."""
 
     weight: Tensor
     bias: Tensor | None
     owner: Tensor
     uses: Uses
-    rows: int | None
+    rows: int
+    autocast: tuple[torch.dtype, bool]
 
 
 class Deferred(Tensor):  # type: ignore[misc]
@@ -250,6 +251,45 @@ def _called(func: Function, rest: Rest, options: Options, logits: Tensor) -> Any
     return func(logits, *rest, **options)
 
 
+def _shifted(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
+    """A constant of each class is added."""
+    (other,) = rest
+    constant = isinstance(other, Tensor) and not other.requires_grad
+    if options or x.classes != -1 or not constant or isinstance(other, Deferred):
+        return NOT_DEFERRED
+    if other.shape[-1:] != x.shape[-1:] or other.numel() != x.shape[-1]:
+        return NOT_DEFERRED
+    if other.dim() > x.dim() or torch.promote_types(x.dtype, other.dtype) != x.dtype:
+        return NOT_DEFERRED
+    made = x.derived(func, other.to("meta"))
+    made._make = partial(_whole_shifted, x, func, other)
+    made.before = *x.before, partial(_called, func, (other.flatten(),), {})
+    return made
+
+
+def _whole_shifted(x: Deferred, func: Function, other: Tensor, reason: str) -> Any:
+    return func(x.whole(reason), other)
+
+
+def _argmax(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
+    """The likeliest class of each row, whose logits are made for that in slices."""
+    given = dict(zip(("dim", "keepdim"), rest, strict=False)) | options
+    dim = given.get("dim")
+    if dim is None or (dim - x.classes) % x.dim() or given.get("keepdim"):
+        return NOT_DEFERRED
+    x.check()
+    weight, bias, source = x.source.weight, x.source.bias, x.source
+    flat = x.hidden.reshape(-1, x.hidden.shape[-1])
+    found = []
+    with torch.no_grad(), torch.autocast(flat.device.type, *source.autocast):
+        for rows in flat.split(source.rows):
+            logits = F.linear(rows, weight, bias)
+            for change in x.before:
+                logits = change(logits)
+            found.append(logits.argmax(-1))
+    return torch.cat(found).reshape(x.hidden.shape[:-1])
+
+
 def _log_softmax(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
     dim = options.get("dim", rest[0] if rest else None)
     dtype = options.get("dtype")
@@ -313,6 +353,8 @@ RULES: dict[str, Function] = {
     "__getitem__": _chosen,
     **dict.fromkeys(CASTS | {"tanh"}, _of_each),
     **dict.fromkeys(("mul", "__mul__", "__rmul__", "div", "__truediv__"), _of_each),
+    **dict.fromkeys(("add", "__add__"), _shifted),
+    "argmax": _argmax,
     "log_softmax": _log_softmax,
     **dict.fromkeys(("transpose", "permute", "movedim", "swapaxes"), _moved),
     **dict.fromkeys(("cross_entropy", "nll_loss"), _loss),
@@ -389,8 +431,11 @@ class Deferring(TorchFunctionMode):  # type: ignore[misc]
             ):
                 return func(*args, **kwargs)
 
-        rows = None if self.owners is None else self.owners[id(owner)]
-        source = Source(weight, bias, owner, self.uses, rows)
+        if self.owners is None:
+            rows = default_rows(hidden.shape[:-1].numel(), *weight.t().shape)
+        else:
+            rows = self.owners[id(owner)]
+        source = Source(weight, bias, owner, self.uses, rows, autocast)
         return Deferred(like, source, hidden, make)
 
 

@@ -240,7 +240,8 @@ class Steps:
             least = after
             if after <= limit:
                 break
-            over = (after - limit) * self.uses.rows / self.uses.bytes
+            less = (self.before - after) / (self.uses.rows - rows)  # per row
+            over = (after - limit) / max(less, self.uses.bytes / self.uses.rows)
             while limit and -(-rows // 2) > max(rows - over, FEWEST):
                 rows, over = -(-rows // 2), over - rows // 2
         return found
