@@ -223,8 +223,9 @@ def _window(window: Window) -> tuple[str, str]:
     low, high = _scaled(start, window), _scaled(stop, window)
     if window.before:
         low = f"max(0, {_plus(low, -window.before)})"
-    if window.after or window.ratio.denominator == 1 < window.ratio.numerator:
-        # Where a convolution leaves over what does not fill a stride, the end is past.
+    if window.before or window.after or window.ratio.numerator != 1:
+        # A convolution with padding in front makes more than it takes, and one that
+        # leaves over what does not fill a stride less: the end may be past.
         high = f"min({window.size}, {_plus(high, window.after)})"
     return low, high
 
