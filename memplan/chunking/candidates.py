@@ -15,7 +15,7 @@ from memplan.chunking.rules.flow import Flow, Slice
 from memplan.chunking.rules.table import flow
 from memplan.chunking.timing import PRODUCTS, is_product, multiplications
 from memplan.graph.liveness import Beside, Profile, lifetimes, owners, profile, roots_of
-from memplan.graph.program import Loop, Meta, Op, Program, Step, refs, results
+from memplan.graph.program import Meta, Op, Program, Step, refs, results
 from memplan.graph.workspace import temporaries
 
 MAX_COPIED = 12  # operators that run both whole and in a loop, in one region
@@ -123,11 +123,12 @@ def ends(land: Landscape, peak: int, reach: int) -> Iterator[tuple[int, int]]:
     """Positions and dimensions at which a region around `peak` may end."""
     ops = land.program.ops
     for i in range(peak, min(len(ops), peak + reach)):
-        op = ops[i]
-        if isinstance(op, Loop) or not (land.made[i] or _last_part(ops, i)):
+        meta = land.program.metas.get(ops[i].name)
+        if not isinstance(meta, Meta):  # a loop, or several results
             continue
-        meta = land.program.metas[op.name]
-        if not isinstance(meta, Meta):
+        # A part of a value, as a view, leaves the loop alone: the rest is not kept.
+        part = meta.bytes < land.owned.get(land.program.roots[ops[i].name], 0)
+        if not (land.made[i] or part or _last_part(ops, i)):
             continue
         for dim, size in enumerate(meta.shape):
             if size > 1:
@@ -183,7 +184,10 @@ def sweep(
                 behind.whole = True
             elif need not in behind.slices:
                 behind.slices.append(need)
-        if land.made[i] and (copied or not copies):
+        # A loop can write over what a view that dies in it lies in, if it takes that.
+        roots = roots_of(land.program, op.name)
+        dies = all(land.last[root] <= last and root in land.owned for root in roots)
+        if (land.made[i] or dies) and (copied or not copies):
             yield Candidate(
                 i,
                 last,
@@ -463,7 +467,7 @@ def _wider(land: Landscape, region: Candidate) -> list[Candidate]:
         names = land.made_by(i)
         if names[0] in slices:
             continue
-        inside = [name for name in taken if _looped(name, slices, region)]
+        inside = (slices.keys() - region.copied).intersection(taken)
         if not inside and following.isdisjoint(taken):
             continue
         piece = None
@@ -482,10 +486,6 @@ def _wider(land: Landscape, region: Candidate) -> list[Candidate]:
             replace(region, last=last, slices=ordered, hoisted=hoisted, granule=granule)
         )
     return found
-
-
-def _looped(name: str, slices: dict[str, Slice], region: Candidate) -> bool:
-    return name in slices and name not in region.copied
 
 
 def _joins(

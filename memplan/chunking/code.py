@@ -117,7 +117,7 @@ class _Writer:
         self, program: Program, step: Step, depth: int, over: dict[str, str]
     ) -> Iterator[str]:
         if isinstance(step, Op):
-            call = self._call(_in_place(step, over))
+            call = self._call(_copying(program, _in_place(step, over)))
             yield f"{INDENT * depth}{step.name} = {call}"
         else:
             yield from self._loop(program, step, depth)
@@ -199,6 +199,21 @@ def _in_place(op: Op, over: dict[str, str]) -> Op:
     if args[0] != Ref(operand):
         args = (args[1], args[0], *args[2:])
     return replace(op, target=written, args=args)
+
+
+def _copying(program: Program, op: Op) -> Op:
+    """The operator; or for a reshape that copies in a loop, one that always does.
+
+    In a shorter last iteration it could be a view. What is written over its result
+    would then be written over what it was made of.
+    """
+    if not program.ranges or program.roots[op.name] != op.name:
+        return op
+    if op.key != "aten.reshape":
+        return op
+    import torch
+
+    return replace(op, target=torch.ops.aten._reshape_copy.default)
 
 
 def _ends(loop: str) -> tuple[str, str]:

@@ -250,6 +250,7 @@ class Writer:
             Ref(op.name)
             for op in self.program.ops
             if not isinstance(self.values[op.name], tuple | list)
+            and not op.key.endswith("empty")
             and (op.name not in used or self.random.random() < more)
         )
         return self.program

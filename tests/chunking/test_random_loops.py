@@ -77,11 +77,11 @@ def test_every_loop_of_small_programs_computes_the_same() -> None:
 def test_many_loops_compute_the_same() -> None:
     inference = Inference()
     total = 0
-    for seed in range(0, 100_000, 10_000):
+    for seed in range(10_000, 40_000, 10_000):
         tally = check(programs_of(samples(), inference, seed), inference, 8)
         assert set(RULES) - tally.keys == set()
         total += tally.loops
-    writers = (grown(seed, inference) for seed in range(1000, 1500))
+    writers = (grown(seed, inference) for seed in range(1000, 2000))
     tally = check(writers, inference, 20)
-    check_counts(tally, 8_000)
+    check_counts(tally, 10_000)
     assert total + tally.loops >= 20_000

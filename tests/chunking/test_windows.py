@@ -13,12 +13,13 @@ from memplan.chunking.code import compiled, source  # noqa: E402
 from memplan.chunking.region import NotLoopableError, Region, chunked  # noqa: E402
 from memplan.chunking.rules.flow import Slice  # noqa: E402
 from memplan.graph.export import export  # noqa: E402
-from memplan.graph.infer import Inference  # noqa: E402
+from memplan.graph.infer import Inference, meta_of  # noqa: E402
 from memplan.graph.lower import lower  # noqa: E402
-from memplan.graph.program import Program  # noqa: E402
+from memplan.graph.program import Op, Program, Ref  # noqa: E402
 
 pytestmark = pytest.mark.torch
 F = torch.nn.functional
+aten = torch.ops.aten
 
 
 class Of(torch.nn.Module):  # type: ignore[misc]
@@ -89,3 +90,22 @@ def test_a_triangle_is_not_cut_both_ways() -> None:
         text = source(chunked(program, nest, inference), "triangle")
         (found,) = compiled(text, "triangle")([x], {})
         assert torch.equal(found, torch.triu(x, 1)), text
+
+
+def test_an_input_stays_where_a_reshape_of_the_last_iteration_is_a_view() -> None:
+    """Of several columns it is a copy, which is written over."""
+    x = torch.randn(5, 3).t()
+    kept, inference = x.clone(), Inference()
+    program = Program(["x"], {}, [], (Ref("y"),), {"x": meta_of(x)}, {"x": "x"})
+    for op in (
+        Op("row", aten.reshape.default, (Ref("x"), [15])),
+        Op("y", aten.relu.default, (Ref("row"),)),
+    ):
+        inference.add(program, op)
+        program.ops.append(op)
+    region = Region({"row": Slice(0), "y": Slice(0)}, 15, 10, granule=5)
+    text = source(chunked(program, region, inference), "last")
+    (found,) = compiled(text, "last")([x], {})
+    assert "relu_" in text
+    assert torch.equal(x, kept), text
+    assert torch.equal(found, torch.relu(kept.reshape(15)))
