@@ -184,10 +184,11 @@ def sweep(
                 behind.whole = True
             elif need not in behind.slices:
                 behind.slices.append(need)
-        # A loop can write over what a view that dies in it lies in, if it takes that.
-        roots = roots_of(land.program, op.name)
-        dies = all(land.last[root] <= last and root in land.owned for root in roots)
-        if (land.made[i] or dies) and (copied or not copies):
+        # A loop can write over what dies in it if it makes the views of it itself.
+        root = land.program.roots[op.name]
+        dies = root in land.owned and land.last[root] <= last
+        shared = any(len(land.users[name]) > 1 for name in land.takes[i])
+        if (land.made[i] or (dies and shared)) and (copied or not copies):
             yield Candidate(
                 i,
                 last,
@@ -460,8 +461,7 @@ def _wider(land: Landscape, region: Candidate) -> list[Candidate]:
     slices = dict(region.slices)
     following = {end}  # what depends on the loop's results
     granule, last = region.granule, region.last
-    found: list[Candidate] = []
-    ops = land.program.ops
+    found, ops = list[Candidate](), land.program.ops
     for i in range(region.first, min(len(ops), region.last + REACH)):
         op, taken = ops[i], land.takes[i]
         names = land.made_by(i)
