@@ -15,7 +15,7 @@ from memplan.chunking.rules.flow import Flow, Slice
 from memplan.chunking.rules.table import flow
 from memplan.chunking.timing import PRODUCTS, is_product, multiplications
 from memplan.graph.liveness import Beside, Profile, lifetimes, owners, profile, roots_of
-from memplan.graph.program import Loop, Meta, Op, Program, Step, refs, results
+from memplan.graph.program import Meta, Op, Program, Step, refs, results
 from memplan.graph.workspace import temporaries
 
 MAX_COPIED = 12  # operators that run both whole and in a loop, in one region
@@ -123,11 +123,12 @@ def ends(land: Landscape, peak: int, reach: int) -> Iterator[tuple[int, int]]:
     """Positions and dimensions at which a region around `peak` may end."""
     ops = land.program.ops
     for i in range(peak, min(len(ops), peak + reach)):
-        op = ops[i]
-        if isinstance(op, Loop) or not (land.made[i] or _last_part(ops, i)):
+        meta = land.program.metas.get(ops[i].name)
+        if not isinstance(meta, Meta):  # a loop, or several results
             continue
-        meta = land.program.metas[op.name]
-        if not isinstance(meta, Meta):
+        # A part of a value, as a view, leaves the loop alone: the rest is not kept.
+        part = meta.bytes < land.owned.get(land.program.roots[ops[i].name], 0)
+        if not (land.made[i] or part or _last_part(ops, i)):
             continue
         for dim, size in enumerate(meta.shape):
             if size > 1:
@@ -183,7 +184,11 @@ def sweep(
                 behind.whole = True
             elif need not in behind.slices:
                 behind.slices.append(need)
-        if land.made[i] and (copied or not copies):
+        # A loop can write over what dies in it if it makes the views of it itself.
+        root = land.program.roots[op.name]
+        dies = root in land.owned and land.last[root] <= last
+        shared = any(len(land.users[name]) > 1 for name in land.takes[i])
+        if (land.made[i] or (dies and shared)) and (copied or not copies):
             yield Candidate(
                 i,
                 last,
@@ -456,14 +461,13 @@ def _wider(land: Landscape, region: Candidate) -> list[Candidate]:
     slices = dict(region.slices)
     following = {end}  # what depends on the loop's results
     granule, last = region.granule, region.last
-    found: list[Candidate] = []
-    ops = land.program.ops
+    found, ops = list[Candidate](), land.program.ops
     for i in range(region.first, min(len(ops), region.last + REACH)):
         op, taken = ops[i], land.takes[i]
         names = land.made_by(i)
         if names[0] in slices:
             continue
-        inside = [name for name in taken if _looped(name, slices, region)]
+        inside = (slices.keys() - region.copied).intersection(taken)
         if not inside and following.isdisjoint(taken):
             continue
         piece = None
@@ -482,10 +486,6 @@ def _wider(land: Landscape, region: Candidate) -> list[Candidate]:
             replace(region, last=last, slices=ordered, hoisted=hoisted, granule=granule)
         )
     return found
-
-
-def _looped(name: str, slices: dict[str, Slice], region: Candidate) -> bool:
-    return name in slices and name not in region.copied
 
 
 def _joins(

@@ -182,9 +182,9 @@ class _Chunking:
                 return bench.unchanged(self._before, "no plan needs less")
             limit = bench.peak(module)
         else:
-            module, fast = descent.fast_within(limit)
+            module, fast = descent.found_within(limit)
             if module is None:
-                raise self._refusal(descent.lowest(), limit)
+                raise self._refusal(descent.nearest, limit)
         module.memplan = replace(module.memplan, budget_bytes=limit)
         if not fast:
             raise self._too_slow(module, f"fits {format_bytes(limit)}", MORE)

@@ -117,7 +117,7 @@ class _Writer:
         self, program: Program, step: Step, depth: int, over: dict[str, str]
     ) -> Iterator[str]:
         if isinstance(step, Op):
-            call = self._call(_in_place(step, over))
+            call = self._call(_copying(program, _in_place(step, over)))
             yield f"{INDENT * depth}{step.name} = {call}"
         else:
             yield from self._loop(program, step, depth)
@@ -201,6 +201,21 @@ def _in_place(op: Op, over: dict[str, str]) -> Op:
     return replace(op, target=written, args=args)
 
 
+def _copying(program: Program, op: Op) -> Op:
+    """The operator; or for a reshape that copies in a loop, one that always does.
+
+    In a shorter last iteration it could be a view. What is written over its result
+    would then be written over what it was made of.
+    """
+    if not program.ranges or program.roots[op.name] != op.name:
+        return op
+    if op.key != "aten.reshape":
+        return op
+    import torch
+
+    return replace(op, target=torch.ops.aten._reshape_copy.default)
+
+
 def _ends(loop: str) -> tuple[str, str]:
     """The names of the start and the end of a loop's range."""
     tail = loop.removeprefix("loop_")
@@ -223,8 +238,9 @@ def _window(window: Window) -> tuple[str, str]:
     low, high = _scaled(start, window), _scaled(stop, window)
     if window.before:
         low = f"max(0, {_plus(low, -window.before)})"
-    if window.after or window.ratio.denominator == 1 < window.ratio.numerator:
-        # Where a convolution leaves over what does not fill a stride, the end is past.
+    if window.before or window.after or window.ratio.numerator != 1:
+        # A convolution with padding in front makes more than it takes, and one that
+        # leaves over what does not fill a stride less: the end may be past.
         high = f"min({window.size}, {_plus(high, window.after)})"
     return low, high
 

@@ -24,7 +24,7 @@ NEAR = 0.95  # that search ends when the highest failed budget is this near the 
 ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
 LOWER = 0.7  # times a budget that is missed or kept too slowly: the next to try
-FURTHER = (0.25, 0.5, 0.9, 0.97)  # times the lowest peak found: what is tried next
+FURTHER = (0.25, 0.5, 0.9, 0.97, 1)  # times the lowest peak found, less a byte: next
 LOWERED = 5  # goals that are tried for a budget
 LARGE = 1 / 16  # of a peak, for a storage that limits it
 DEAR = 0.25  # of a run, by which an estimate of time may be wrong
@@ -183,6 +183,16 @@ class Descent(Generic[Made]):
             return None, False
         return min(fitting, key=self._bench.slowdown), False
 
+    def found_within(self, limit: int) -> tuple[Made | None, bool]:
+        """As `fast_within`; but where that finds none, the module with the lowest peak
+        may keep to the limit. If it does not, it is `nearest`."""
+        module, fast = self.fast_within(limit)
+        if module is None:
+            lowest = self.lowest()
+            if lowest is not None and self._bench.peak(lowest) <= limit:
+                return self.fastest([lowest])
+        return module, fast
+
     def lowest(self) -> Made | None:
         """The module with the lowest peak that is found, however slow; None if none
         needs less than the model.
@@ -196,7 +206,7 @@ class Descent(Generic[Made]):
             before = self._bench.before if best is None else self._bench.peak(best)
             share = steps.pop(0)
             try:
-                self.within(int(share * before))
+                self.within(int(share * before) - 1)
             except KeyboardInterrupt:
                 self.interrupted = True
             if self.nearest is not None and self._bench.peak(self.nearest) < before:

@@ -156,7 +156,6 @@ class Search:
                 break
             beam = self._kept(list(found.values()), budget, self._effort.width)
             if beam:
-                self.best = min([self.best, *beam], key=lambda each: each.peak)
                 self._progress(
                     f"{len(beam[0].regions)} regions, "
                     f"peak {beam[0].peak / 2**20:.1f} MiB"
@@ -246,7 +245,9 @@ class Search:
         except NotLoopableError:
             return None
         spent = self.start.seconds + seconds(program, self._costs.machine)
-        return self._trial(regions, program, spent)
+        made = self._trial(regions, program, spent)
+        self.best = min(self.best, made, key=lambda each: each.peak)
+        return made
 
     def _trial(
         self, regions: tuple[Region, ...], program: Program, spent: float

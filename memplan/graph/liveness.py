@@ -83,7 +83,7 @@ def batch_norm_written(
     import torch
 
     given = (x, weight, bias, mean, variance, False, *rest[1:3])
-    unused = [torch.empty(0) for _ in range(2)]
+    unused = [torch.empty(0, dtype=mean.dtype) for _ in range(2)]
     outs = dict(zip(("out", "save_mean", "save_invstd"), (x, *unused), strict=True))
     torch.ops.aten.native_batch_norm.out(*given, **outs)
     return x

@@ -46,6 +46,17 @@ def test_a_result_over_its_operand_has_the_same_bits(
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_batch_norm_with_statistics_of_its_own_type(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 5, 6, dtype=dtype)
+    channels = [(torch.rand(5) + 0.5).to(dtype) for _ in range(4)]
+    rest = (*channels, False, 0.1, 1e-5, True)
+    expected = torch.ops.aten.batch_norm.default(x, *rest)
+    found = WRITTEN["aten.batch_norm"](x, *rest)
+    assert found is x
+    assert torch.equal(x, expected)
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_softmax_over_any_dimension(dim: int) -> None:
     x = torch.randn(3, 33, 65)

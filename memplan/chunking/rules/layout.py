@@ -295,10 +295,11 @@ def triangle(call: Call, out: Slice) -> Flow | None:
     rank = len(call.shape)
     if out.dim < rank - 2:
         return Flow((out,))
+    first = given(call)["diagonal"]
+    if type(first) is not int:  # it follows a loop along the other side already
+        return None
     sign = 1 if out.dim == rank - 2 else -1
-    start = extent(call.window(out))._replace(
-        low=sign, high=0, constant=integers(given(call)["diagonal"], 1)[0]
-    )
+    start = extent(call.window(out))._replace(low=sign, high=0, constant=first)
     return changed(
         call, needing(call, dict.fromkeys(places(call), out)), {"diagonal": start}
     )

@@ -75,6 +75,8 @@ def grouped(call: Call, out: Slice) -> Flow | None:
     if not plain or any(each is not None for each in arguments[3:]):
         return None
     if out.dim == 1:
+        if call.op.key == "aten._grouped_mm":  # rows of a slice must lie 16 bytes apart
+            return None
         return Flow((None, out._replace(dim=2), None))
     window = call.window(out)
     start, stop = Bound(window, low=1, high=0), Bound(window, low=0, high=1)

@@ -39,7 +39,7 @@ def contraction_samples() -> Iterator[Sample]:
         at = torch.tensor(ends, dtype=torch.int32)
         yield product(grouped(), x[0], three, at, dims=(0, 1))
         rows = torch.randn(7, 16)[:, :8], torch.randn(3, 8, 8)
-        yield product(aten._grouped_mm.default, *rows, at, dims=(0, 1))
+        yield product(aten._grouped_mm.default, *rows, at, dims=(0,))
     wide = torch.randn(3, 1, 7, 6)
     yield product(aten.matmul.default, wide, y, dims=(0, 1, 2, 3))
     yield product(aten.matmul.default, y[0].t(), wide.mT, dims=(0, 2, 3))
