@@ -117,6 +117,7 @@ __all__ = [
     "buffers_of",
     "check",
     "chunk",
+    "chunk_loss",
     "compile",
     "compile_front",
     "compile_levels",

@@ -128,6 +128,7 @@ def train(steps: int = 1) -> None: ...
 
 model = torch.nn.Linear(8, 8)
 inputs = longest = shorter = torch.ones(4, 8)
+head, hidden, ids, targets = model, inputs, inputs.long(), torch.ones(4).long()
 """
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import median
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import TypedDict
 
 from memplan.chunking.region import Region
-from memplan.graph.clock import interval
 from memplan.graph.program import Loop, Op, Program, Step
 
 
@@ -104,18 +102,6 @@ class ChunkPlan:
     left_alone: dict[str, str] = field(default_factory=dict)
     internal_errors: dict[str, int] = field(default_factory=dict)
     loss_rows: dict[str, int] = field(default_factory=dict)
-
-    def timed(self, ratios: Sequence[float], enough: float) -> ChunkPlan:
-        """The plan with the times of pairs of runs; where these do not decide whether
-        they are above `enough`, its reason says so."""
-        low, high = interval(ratios)
-        plan = replace(
-            self, slowdown=median(ratios), slowdown_low=low, slowdown_high=high
-        )
-        if not plan.slowdown > enough >= low:
-            return plan
-        reason = f"the time is undecided: {low:.2f} to {high:.2f} times the original"
-        return replace(plan, reason=f"{reason}; the limit is {enough:.2f}")
 
     @property
     def saved(self) -> float:

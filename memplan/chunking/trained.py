@@ -23,6 +23,7 @@ from memplan.chunking.options import (
 )
 from memplan.chunking.plan import ChunkPlan, RegionRow
 from memplan.chunking.planfile import read_chunk_plan
+from memplan.chunking.workbench import with_times
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs
 from memplan.graph.check import TINY, Snapshot, relative_error, tolerance_of
@@ -256,7 +257,7 @@ class Steps:
             self.device,
             self.options.enough,
         )
-        plan = module.memplan.timed(ratios, self.options.enough)
+        plan = with_times(module.memplan, ratios, self.options.enough)
         module.memplan = replace(plan, search_seconds=monotonic() - self.began)
         most = self.options.max_slowdown
         if most is not None and plan.slowdown_low > most:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ from memplan.graph.check import (
     scales,
     tolerance_of,
 )
-from memplan.graph.clock import in_pairs, timed
+from memplan.graph.clock import in_pairs, interval, timed
 from memplan.graph.liveness import profile
 from memplan.graph.measure import Observed, activation_peak
 from memplan.graph.program import Program
@@ -162,7 +163,7 @@ class Workbench:
                 runs = self._call(self._model), self._call(module)
                 with torch.no_grad():
                     ratios = in_pairs(*runs, self.device, enough)
-                module.memplan = module.memplan.timed(ratios, enough)
+                module.memplan = with_times(module.memplan, ratios, enough)
                 if best is None or self.slowdown(module) < self.slowdown(best):
                     best = module
         except KeyboardInterrupt:
@@ -260,3 +261,14 @@ class Workbench:
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
+
+
+def with_times(plan: ChunkPlan, ratios: Sequence[float], enough: float) -> ChunkPlan:
+    """The plan with the times of pairs of runs; where these do not decide whether they
+    are above `enough`, its reason says so."""
+    low, high = interval(ratios)
+    plan = replace(plan, slowdown=median(ratios), slowdown_low=low, slowdown_high=high)
+    if not plan.slowdown > enough >= low:
+        return plan
+    reason = f"the time is undecided: {low:.2f} to {high:.2f} times the original"
+    return replace(plan, reason=f"{reason}; the limit is {enough:.2f}")

@@ -27,6 +27,13 @@ def alone(): return models.attention()[0]
 def inputs(): return (torch.randn(1, 64, 16),)
 def keywords(): return {"x": torch.randn(1, 64, 16)}
 def training(): return models.Attention(), inputs()
+class Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(16, 4000)
+    def forward(self, x, targets):
+        return torch.nn.functional.cross_entropy(self.head(x), targets)
+def loss(): return Loss(), (torch.randn(256, 16), torch.randint(0, 4000, (256,)))
 def branching(): return models.Branching().eval(), inputs()
 def opaque(): return models.Opaque().eval(), inputs()
 def talks(): print("hello"); return both()
@@ -75,6 +82,24 @@ def test_all_outputs(chunk: Command, tmp_path: Path) -> None:
     assert found["slowdown"] > 0 and found["search_seconds"] > 0
     (region, *_) = found["regions"]
     assert {"first", "last", "dimension", "chunks", "line"} <= set(region)
+
+
+def test_a_training_step(chunk: Command, tmp_path: Path) -> None:
+    said = chunk("m.py:loss", "--train", "--budget", "60%", *ANY, "-o", "p.json")
+    assert said.code == 0, said.err
+    for words in ("Loss runs in chunks", "step ", "linear .. cross_entropy"):
+        assert words in said.out
+    assert "estimated" not in said.out
+    again = ("m.py:loss", "--train", "--plan", "p.json", *ANY)
+    found = result(chunk(*again, "--json"))
+    assert found["loss_rows"] == {"head.weight": found["regions"][0]["step"]}
+    drawn = chunk(*again, "--plot", "p.svg")
+    assert "only a loss runs in chunks, so p.svg was not drawn" in drawn.err
+    assert not (tmp_path / "p.svg").exists()
+    refused = chunk("m.py:loss", "--train", "--budget", "1KiB", *ANY)
+    assert refused.code == 4
+    assert "the lowest step found takes" in refused.err
+    assert "returns no loss" in chunk("m.py:training", "--train", "--budget", "9%").err
 
 
 def test_what_is_emitted_runs(
