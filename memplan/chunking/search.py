@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from memplan.chunking.buffers import displaced
 from memplan.chunking.candidates import (
     Candidate,
     Landscape,
     Weight,
     ends,
-    extended,
     sweep,
     weigh,
 )
+from memplan.chunking.extensions import extended
 from memplan.chunking.options import Effort
 from memplan.chunking.recompute import Base
 from memplan.chunking.region import (
@@ -29,7 +30,6 @@ from memplan.chunking.region import (
     Region,
     RegionError,
     chunked,
-    displaced,
     loop_name,
 )
 from memplan.chunking.repetitions import elsewhere
@@ -278,8 +278,10 @@ class Search:
         if outside < budget:
             for smaller in finer(region, (budget - outside) / max(1, own.peak)):
                 yield _with(regions, index, smaller)
-            for more in self._moves(step.body, region.inner, own, budget - outside):
-                yield _with(regions, index, replace(region, inner=more))
+            room, body = budget - outside, step.body
+            if not region.adds_up:  # their iterations would multiply
+                for more in self._moves(body, region.inner, own, room):
+                    yield _with(regions, index, replace(region, inner=more))
         yield from self._wider(program, regions, index, budget)
 
     def _around(self, program: Program, peak: int, budget: int) -> list[Region]:
@@ -366,14 +368,10 @@ def around(
 ) -> list[Region]:
     """The most promising regions around an operator, each with a step. fair: see
     `_varied`."""
-    program = land.program
-    weighed: list[tuple[Candidate, Weight]] = []
-    wanted, reach = program.ops[peak].name, effort.reach
-    for last, dim in ends(land, peak, reach):
-        for copies in (False, True):
-            for each in sweep(land, last, dim, max(0, peak - reach), copies):
-                if wanted in each.slices and each.first <= peak:
-                    weighed.append((each, weigh(land, each, budget)))
+    weighed = _weighed(land, peak, budget, effort.reach)
+    alone = not land.program.ranges  # not in another loop, likewise
+    if alone and (fair or all(_level(*pair, budget) > LOWEST for pair in weighed)):
+        weighed += _weighed(land, peak, budget, effort.reach, totals=True)
     chosen = _varied(weighed, budget, effort.built, fair)
     wider = (extended(land, each, weight, budget) for each, weight in chosen)
     chosen += [pair for pair in wider if pair is not None]
@@ -382,6 +380,24 @@ def around(
     chosen += [pair for pair in wider if pair is not None]
     sized = (_sized(each, weight, budget, effort) for each, weight in chosen)
     return [region for region in sized if region is not None]
+
+
+def _weighed(
+    land: Landscape, peak: int, budget: int, reach: int, totals: bool = False
+) -> list[tuple[Candidate, Weight]]:
+    """Regions that the operator at `peak` is in. totals: those that end in one; they
+    pass over it in each iteration, and add in another order."""
+    wanted, first = land.program.ops[peak].name, max(0, peak - reach)
+    return [
+        (each, weigh(land, each, budget))
+        for last, end in ends(land, peak, reach, totals)
+        for copies in (False, True)
+        for each in sweep(land, last, end, first, copies)
+        if wanted in each.slices and each.first <= peak
+    ]
+
+
+LOWEST = 50  # level of a loop within the budget
 
 
 def _level(candidate: Candidate, weight: Weight, budget: int) -> int:

@@ -70,6 +70,8 @@ def _loop(program: Program, loop: Loop, machine: Machine) -> float:
         meta = program.metas[output.buffer]
         cost += meta.bytes / machine.copied
         cost += _in_pieces(meta, output, turns) / machine.copied
+    for total in loop.totals:  # read and written in each iteration
+        cost += turns * 2 * program.metas[total.buffer].bytes / machine.copied
     for entry in loop.inputs:
         cost += _in_pieces(program.metas[entry.outer], entry, turns) / machine.copied
     made = {name for step in body.ops for name in results(step)}
