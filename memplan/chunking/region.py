@@ -255,7 +255,7 @@ class _Builder:
 
         for i, each in enumerate(found.steps, 1):
             last = i == len(found.steps)
-            name = inner if last else self._free_name(f"{op.name}_{i}")
+            name = inner if last else self._free_name(f"{op.name}_part_{i}")
             self._enter(called(name, each))
             cut = Window(self._name, found.size, piece.ratio)
             body.moving[name] = moving if each.along is None else {each.along: cut}

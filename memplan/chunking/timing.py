@@ -76,6 +76,7 @@ def _loop(program: Program, loop: Loop, machine: Machine) -> float:
         cost += _in_pieces(program.metas[entry.outer], entry, turns) / machine.copied
     made = {name for step in body.ops for name in results(step)}
     made.update(entry.inner for entry in loop.inputs)
+    made.update(total.buffer for total in loop.totals)
     for step in body.ops:
         if isinstance(step, Op) and is_product(step):
             whole = [name for name in step.operands() if name not in made]

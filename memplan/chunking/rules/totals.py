@@ -174,10 +174,11 @@ def _combined(partial: Added, combine: str) -> tuple[Added, ...]:
 
 
 def _reduced(call: Call) -> list[int]:
-    """The dimensions of the operand that a reduction is over."""
+    """The dimensions of the operand that a reduction is over; an empty list means all
+    of them, except to any and all."""
     rank = len(call.operands[0].shape)
     dims = given(call).get("dim")
-    if dims is None or dims == []:
+    if dims is None or (dims == [] and call.op.key not in ("aten.any", "aten.all")):
         return list(range(rank))
     return [positive(dim, rank) for dim in integers(dims, 1)]
 

@@ -243,7 +243,7 @@ def flat_result(program: Program, tensors: list[Any]) -> Any:
 
 
 DRAWN = (
-    st.sampled_from([(name, i) for name in CALLS for i in range(len(CALLS[name]))]),
+    st.integers(0, 9),
     st.integers(2, 40),
     st.integers(0, 99),
     st.sampled_from([0.0, 0.0, 0.05]),
@@ -251,14 +251,14 @@ DRAWN = (
 )
 
 
-@examples(150, *DRAWN, soak=5000)
+@pytest.mark.parametrize("name", sorted(CALLS))
+@examples(8, *DRAWN, soak=200)
 def test_totals_are_what_the_operator_gives(
-    call: tuple[str, int], size: int, seed: int, special: float, step: int
+    name: str, way: int, size: int, seed: int, special: float, step: int
 ) -> None:
-    name, way = call
     dtypes = DTYPES[name]
     draw = Draws(size, dtypes[seed % len(dtypes)], seed, special)
-    program, tensors = program_of(CALLS[name][way](draw))
+    program, tensors = program_of(CALLS[name][way % len(CALLS[name])](draw))
     op = program.ops[0]
     assert isinstance(op, Op)
     whole = op.target(*mapped(op.args, lambda at: tensors[int(at.name[1:])]))
@@ -317,6 +317,7 @@ def test_every_rule_has_a_call() -> None:
         (aten.sum.default, torch.randn(1, 1)),
         (aten.softmax.int, torch.randn(3, 4), 0),
         (aten.any.default, torch.ones(5, dtype=torch.uint8)),
+        (aten.any.dims, torch.ones(5, dtype=torch.bool), []),
         (aten.index_put.default, torch.ones(5), [torch.arange(5)], torch.ones(5)),
         (aten.sum.default, torch.randn(5, dtype=torch.complex64)),
         (aten.maximum.default, torch.randn(5), torch.randn(5)),
