@@ -367,12 +367,14 @@ def around(
     land: Landscape, peak: int, budget: int, effort: Effort, fair: bool = False
 ) -> list[Region]:
     """The most promising regions around an operator, each with a step. fair: see
-    `_varied`."""
+    `_varied`. Where slices of results fit the budget, one with a total at most."""
     weighed = _weighed(land, peak, budget, effort.reach)
-    alone = not land.program.ranges  # not in another loop, likewise
-    if alone and (fair or all(_level(*pair, budget) > LOWEST for pair in weighed)):
-        weighed += _weighed(land, peak, budget, effort.reach, totals=True)
+    totals = _weighed(land, peak, budget, effort.reach, totals=True)
+    if fair or all(_level(*pair, budget) > LOWEST for pair in weighed):
+        weighed, totals = weighed + totals, []
     chosen = _varied(weighed, budget, effort.built, fair)
+    fitting = [pair for pair in totals if _level(*pair, budget) <= LOWEST]
+    chosen += sorted(fitting, key=lambda pair: pair[1].dear)[:1]
     wider = (extended(land, each, weight, budget) for each, weight in chosen)
     chosen += [pair for pair in wider if pair is not None]
     promising = _promising(weighed, chosen, budget)
@@ -386,7 +388,10 @@ def _weighed(
     land: Landscape, peak: int, budget: int, reach: int, totals: bool = False
 ) -> list[tuple[Candidate, Weight]]:
     """Regions that the operator at `peak` is in. totals: those that end in one; they
-    pass over it in each iteration, and add in another order."""
+    pass over it in each iteration, and add in another order. None in another loop, as
+    their iterations would multiply."""
+    if totals and land.program.ranges:
+        return []
     wanted, first = land.program.ops[peak].name, max(0, peak - reach)
     return [
         (each, weigh(land, each, budget))

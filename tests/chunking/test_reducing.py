@@ -215,15 +215,13 @@ def test_a_compiled_model_adds_up_in_its_arena() -> None:
 
 
 def test_slices_go_before_totals() -> None:
-    """Where slices of the results fit, nothing is added in another order, unless that
-    is to be fast as well."""
-    for rows, share, fair, adds in (
-        (400, 4, False, False),
-        (400, 4, True, True),
-        (2, 4, False, True),
-    ):
+    """Where slices of the results fit, one region adds up, which may be faster."""
+    counts = []
+    for rows, fair in ((400, False), (400, True), (2, False)):
         program, _ = programs(reducing.Hidden(), torch.randn(1, rows, 32))
         land = Landscape(program, Counter())
-        peak = land.profile.peak
-        found = around(land, land.profile.at, peak // share, Effort(), fair)
-        assert any(region.adds_up for region in found) == adds
+        at, budget = land.profile.at, land.profile.peak // 4
+        found = around(land, at, budget, Effort(), fair)
+        counts.append(sum(region.adds_up for region in found))
+    assert counts[0] == 1
+    assert min(counts[1:]) > 1
