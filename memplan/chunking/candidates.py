@@ -102,6 +102,12 @@ class Landscape:
             self._flows[key] = self._checked(op, piece)
         return self._flows[key]
 
+    def totals(self, op: Op) -> Iterator[Slice]:
+        """The slices that an operator can add to a total."""
+        for piece in pieces(call_of(self.program, op, "")):
+            if self.flow(op, piece) is not None:
+                yield piece
+
     def extent(self, position: int, end: Slice) -> int:
         """What a loop runs over that makes this slice of a result; 0 if none can."""
         op = self.program.ops[position]
@@ -141,7 +147,7 @@ def ends(
         if not isinstance(meta, Meta):
             continue
         if totals:
-            yield from ((i, piece) for piece in pieces(call_of(land.program, op, "")))
+            yield from ((i, piece) for piece in land.totals(op))
         else:
             yield from ((i, Slice(d)) for d, size in enumerate(meta.shape) if size > 1)
 

@@ -14,9 +14,7 @@ from memplan.chunking.candidates import (
     weigh,
     whole_ends,
 )
-from memplan.chunking.region import call_of
 from memplan.chunking.rules.flow import Flow, Slice
-from memplan.chunking.rules.totals import pieces
 from memplan.graph.program import Meta, Op
 
 REACH = 24  # operators after the region's end that may join
@@ -101,7 +99,7 @@ def _joins(
             if first is not meta and not _all_parts(land, op, piece):
                 continue
             return piece
-    for piece in pieces(call_of(land.program, op, "")):
+    for piece in land.totals(op):
         size = land.extent(land.maker[op.name], piece)
         total = piece._replace(ratio=Fraction(size, region.extent))
         found = land.flow(op, total)

@@ -240,7 +240,9 @@ class _Builder:
         moving = self._old.moving.get(op.name, {})
         made: list[str] = []
 
-        def value(at: Ref) -> Ref:
+        def value(at: Ref | Bound) -> Ref | Bound:
+            if isinstance(at, Bound):
+                return at
             if at == TOTAL:
                 return Ref(buffer)
             place = place_of(at)

@@ -118,20 +118,18 @@ def accumulation(call: Call, piece: Slice) -> Accumulation | None:
 
 
 def pieces(call: Call) -> Iterator[Slice]:
-    """The dimensions that a loop may reduce step by step."""
+    """The dimensions that a loop may reduce; whether it can is for `flow` to say."""
     if call.op.key in TOTALS:
         ranks = [len(meta.shape) for meta in call.operands if isinstance(meta, Meta)]
-        for dim in range(max(ranks, default=0)):
-            piece = Slice(dim, total=True)
-            if accumulation(call, piece) is not None:
-                yield piece
+        yield from (Slice(dim, total=True) for dim in range(max(ranks, default=0)))
 
 
 def _numbered(call: Call) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
     """The call's arguments, with operands by their position."""
     count = iter(range(len(call.operands)))
     args, kwargs = mapped(
-        (call.op.args, call.op.kwargs), lambda _: operand(next(count))
+        (call.op.args, call.op.kwargs),
+        lambda at: operand(next(count)) if isinstance(at, Ref) else at,
     )
     return args, kwargs
 

@@ -231,6 +231,16 @@ def program_of(arguments: Arguments) -> tuple[Program, list[Any]]:
     return program, tensors
 
 
+def found_for(program: Program) -> dict[Slice, Accumulation]:
+    """How the program's operator can be added up, by the dimension."""
+    op = program.ops[0]
+    assert isinstance(op, Op)
+    call = call_of(program, op, "")
+    found = {piece: flow(call, piece) for piece in pieces(call)}
+    assert all(isinstance(way, Accumulation | None) for way in found.values())
+    return {piece: way for piece, way in found.items() if way is not None}
+
+
 def flat_result(program: Program, tensors: list[Any]) -> Any:
     """What the program without its loops gives."""
     flat = unrolled(program, {}, Inference())
@@ -263,11 +273,9 @@ def test_totals_are_what_the_operator_gives(
     assert isinstance(op, Op)
     whole = op.target(*mapped(op.args, lambda at: tensors[int(at.name[1:])]))
     before = [tensor.clone() for tensor in tensors]
-    ends = list(pieces(call_of(program, op, "")))
-    assert ends, f"no dimension of {name} is reduced in slices"
-    for piece in ends:
-        found = flow(call_of(program, op, ""), piece)
-        assert isinstance(found, Accumulation)
+    ways = found_for(program)
+    assert ways, f"no dimension of {name} is reduced in slices"
+    for piece, found in ways.items():
         region = Region({"result": piece}, found.size, min(step, found.size))
         looped = chunked(program, region, Inference())
         assert any(isinstance(each, Loop) and each.totals for each in looped.ops)
@@ -293,16 +301,12 @@ def test_a_loop_needs_what_is_estimated(name: str) -> None:
     program, tensors = program_of(CALLS[name][-1](draw))
     op = program.ops[0]
     assert isinstance(op, Op)
-    *_, piece = (p for p in pieces(call_of(program, op, "")) if size_of(op, program, p))
+    ways = found_for(program)
+    *_, piece = (piece for piece, found in ways.items() if found.size == 4096)
     looped = chunked(program, Region({"result": piece}, 4096, 512), Inference())
     forward = compiled(source(looped, "total"), "total")
     measured = activation_peak(lambda: forward(tensors, {}))
     assert measured <= profile(looped).peak + 4096 * 16
-
-
-def size_of(op: Op, program: Program, piece: Slice) -> bool:
-    found = flow(call_of(program, op, ""), piece)
-    return isinstance(found, Accumulation) and found.size == 4096
 
 
 def test_every_rule_has_a_call() -> None:
@@ -333,4 +337,4 @@ def test_what_has_no_total(arguments: Arguments) -> None:
     assert isinstance(op, Op)
     if op.key == "aten.addmm":
         op.kwargs["beta"] = 2
-    assert not list(pieces(call_of(program, op, "")))
+    assert not found_for(program)
