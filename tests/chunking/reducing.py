@@ -11,7 +11,7 @@ F = nn.functional
 
 
 class Hidden(nn.Module):
-    """A few rows whose hidden features make the peak."""
+    """Hidden features, which make the peak where rows are few."""
 
     def __init__(self, width: int = 32, hidden: int = 8192) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Widened(nn.Module):
 def models() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Models by name, with inputs."""
     return {
-        "hidden": (Hidden(), (torch.randn(1, 3, 32),)),
+        "hidden": (Hidden(), (torch.randn(1, 1, 32),)),
         "pooled": (Pooled(), (torch.randn(1, 1003, 32),)),
         "experts": (Experts(), (torch.randn(256, 32),)),
         "messages": (
