@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from math import lcm
+from dataclasses import dataclass, field
+from math import lcm, prod
 from operator import getitem
 from typing import NamedTuple
 
 from memplan.chunking.region import call_of, defect
 from memplan.chunking.rules.flow import Flow, Slice
 from memplan.chunking.rules.table import flow
+from memplan.chunking.rules.totals import Accumulation, pieces, place_of
 from memplan.chunking.timing import PRODUCTS, is_product, multiplications
 from memplan.graph.liveness import Beside, Profile, lifetimes, owners, profile, roots_of
-from memplan.graph.program import Meta, Op, Program, Step, refs, results
+from memplan.graph.program import Meta, Op, Program, Ref, Step, refs, results
 from memplan.graph.workspace import temporaries
 
 MAX_COPIED = 12  # operators that run both whole and in a loop, in one region
@@ -102,9 +102,23 @@ class Landscape:
             self._flows[key] = self._checked(op, piece)
         return self._flows[key]
 
+    def totals(self, op: Op) -> Iterator[Slice]:
+        """The slices that an operator can add to a total."""
+        for piece in pieces(call_of(self.program, op, "")):
+            if self.flow(op, piece) is not None:
+                yield piece
+
+    def extent(self, position: int, end: Slice) -> int:
+        """What a loop runs over that makes this slice of a result; 0 if none can."""
+        op = self.program.ops[position]
+        if not end.total:
+            return int(self.program.metas[op.name].shape[end.dim])
+        found = self.flow(op, end) if isinstance(op, Op) else None
+        return found.size if isinstance(found, Accumulation) else 0
+
     def _checked(self, op: Op, piece: Slice) -> Flow | None:
         moving = self.program.moving
-        if piece.dim in moving.get(op.name, ()):
+        if piece.dim in moving.get(op.name, ()) and not piece.total:
             return None
         try:
             found = flow(call_of(self.program, op, ""), piece)
@@ -119,26 +133,31 @@ class Landscape:
         return found
 
 
-def ends(land: Landscape, peak: int, reach: int) -> Iterator[tuple[int, int]]:
-    """Positions and dimensions at which a region around `peak` may end."""
+def ends(
+    land: Landscape, peak: int, reach: int, totals: bool = False
+) -> Iterator[tuple[int, Slice]]:
+    """Positions at which a region around `peak` may end, and slices that it may end
+    with: of results, or those that add to totals."""
     ops = land.program.ops
     for i in range(peak, min(len(ops), peak + reach)):
-        meta = land.program.metas.get(ops[i].name)
-        if not isinstance(meta, Meta):  # a loop, or several results
-            continue
+        op = ops[i]
+        meta = land.program.metas.get(op.name)
+        if not (isinstance(op, Op) and isinstance(meta, Meta)):
+            continue  # a loop, or several results
         # A part of a value, as a view, leaves the loop alone: the rest is not kept.
-        part = meta.bytes < land.owned.get(land.program.roots[ops[i].name], 0)
+        part = meta.bytes < land.owned.get(land.program.roots[op.name], 0)
         if not (land.made[i] or part or _last_part(ops, i)):
             continue
-        for dim, size in enumerate(meta.shape):
-            if size > 1:
-                yield i, dim
+        if totals:
+            yield from ((i, piece) for piece in land.totals(op))
+        else:
+            yield from ((i, Slice(d)) for d, size in enumerate(meta.shape) if size > 1)
 
 
 def sweep(
-    land: Landscape, last: int, dim: int, first: int, copies: bool
+    land: Landscape, last: int, end: Slice, first: int, copies: bool
 ) -> Iterator[Candidate]:
-    """Regions that end with the operator at `last`, sliced along `dim` of its result.
+    """Regions that end with the slice `end` of the operator's result at `last`.
 
     The sweep follows slices backwards (the paper's backward search, §3.3) to the
     position `first`. Each operator that can be sliced begins a candidate. Operators
@@ -146,20 +165,19 @@ def sweep(
     copies: only regions in which cheap operators that are needed both ways run twice.
     """
     ops = land.program.ops
-    end = ops[last]
-    wishes = {last: Wish([Slice(dim)])}
+    wishes = {last: Wish([end])}
     slices: dict[str, Slice] = {}
     copied: set[str] = set()
     hoisted: set[int] = set()
     granule = 1
-    extent = land.program.metas[end.name].shape[dim]
+    extent = land.extent(last, end)
     for i in range(last, first - 1, -1):
         wish = wishes.pop(i, None)
         if wish is None:
             continue
         op = ops[i]
         piece, found = _sliced(land, op, wish)
-        if found is not None and not _whole_ends(found, extent):
+        if found is not None and not whole_ends(found, extent):
             found = None
         if found is None or piece is None or not isinstance(op, Op):
             if i == last:
@@ -259,7 +277,7 @@ def _sliced(
     return piece, land.flow(op, piece)
 
 
-def _whole_ends(found: Flow, extent: int) -> bool:
+def whole_ends(found: Flow, extent: int) -> bool:
     """Whether the end of the loop is the end of an element in every operand."""
     return all(
         need is None or (extent * need.ratio).denominator == 1 for need in found.needs
@@ -308,13 +326,16 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
     before, members = region.hoisted, set(positions)
     base = leaving = 0
     dying = _dying(land, region, positions)
+    totals = {name: _total(land, region, name) for name in _totals(region)}
     for root, size in land.owned.items():
         uses = land.root_uses[root]
         born = uses[0]
         if born > last or land.last[root] < first:
             continue
         if born in looped:
-            if _leaves(land, root, looped, last):
+            if root in totals:
+                base += totals[root]
+            elif _leaves(land, root, looped, last):
                 taken = 0 if _reuses(land, region, dying, root) else size
                 base += taken
                 leaving += taken if born != last else 0
@@ -336,6 +357,26 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
         sum(max(0, land.profile.live[i] - budget) for i in range(first, last + 1)),
         _dear(land, region, positions),
     )
+
+
+def _totals(region: Candidate) -> list[str]:
+    return [name for name, piece in region.slices.items() if piece.total]
+
+
+def _total(land: Landscape, region: Candidate, name: str) -> int:
+    """Bytes of a total, with what an iteration adds if it is made first; none where it
+    begins in memory that dies."""
+    op = land.program.ops[land.maker[name]]
+    assert isinstance(op, Op)
+    found = land.flow(op, region.slices[name])
+    assert isinstance(found, Accumulation)
+    own: int = prod(found.shape) * found.dtype.itemsize
+    size = own if found.direct else 2 * own
+    if isinstance(found.start, Ref):
+        root = land.program.roots[op.operands()[place_of(found.start)]]
+        dies = root in land.owned and land.last[root] <= region.last
+        size -= own if dies and land.owned[root] == own else 0
+    return size
 
 
 CALL = 20_000  # bytes that could be moved in the time of a call
@@ -414,7 +455,8 @@ def _body_peak(
     now = peak = halos = 0
     for i in positions:
         share = _halo(land, region, i)
-        for root in land.made[i]:
+        added = region.slices[land.program.ops[i].name].total
+        for root in land.made[i] if not added else ():
             end = next(use for use in reversed(land.root_uses[root]) if use in inside)
             dies[end] = dies.get(end, 0) + land.owned[root]
             now += land.owned[root]
@@ -431,110 +473,3 @@ def _halo(land: Landscape, region: Candidate, position: int) -> float:
     if not piece.before + piece.after or not isinstance(meta, Meta):
         return 0.0
     return (piece.before + piece.after) / int(meta.shape[piece.dim])
-
-
-REACH = 24  # operators after the region's end that may join
-MOST = 12  # operators that join
-
-
-def extended(
-    land: Landscape, region: Candidate, weight: Weight, budget: int
-) -> tuple[Candidate, Weight] | None:
-    """The region extended by users of its members, as far as the loop needs less
-    memory; None if no extension does.
-
-    A member that is needed outside the loop has a whole result. If its users can run in
-    the loop too (several outputs, in the paper's terms), only their results are whole.
-    Users of the region's last member are not added; longer regions cover them.
-    """
-    best: tuple[Candidate, Weight] | None = None
-    for wider in _wider(land, region):
-        found = weigh(land, wider, budget)
-        if found.base < (best[1] if best else weight).base:
-            best = wider, found
-    return best
-
-
-def _wider(land: Landscape, region: Candidate) -> list[Candidate]:
-    """Extensions of the region, each with one more operator than the one before."""
-    end = list(region.slices)[-1]
-    slices = dict(region.slices)
-    following = {end}  # what depends on the loop's results
-    granule, last = region.granule, region.last
-    found, ops = list[Candidate](), land.program.ops
-    for i in range(region.first, min(len(ops), region.last + REACH)):
-        op, taken = ops[i], land.takes[i]
-        names = land.made_by(i)
-        if names[0] in slices:
-            continue
-        inside = (slices.keys() - region.copied).intersection(taken)
-        if not inside and following.isdisjoint(taken):
-            continue
-        piece = None
-        if isinstance(op, Op) and following.isdisjoint(taken) and len(found) < MOST:
-            piece = _joins(land, op, slices, region)
-        if piece is None or not isinstance(op, Op):
-            following.update(names)
-            continue
-        added = {op.name, *parts_of(land, op, piece, len(ops))}
-        slices.update(dict.fromkeys(added, piece))
-        granule = lcm(granule, piece.ratio.denominator)
-        last = max(last, *(land.maker[name] for name in added))
-        ordered = dict(sorted(slices.items(), key=lambda pair: land.maker[pair[0]]))
-        hoisted = region.hoisted | _before(land, region.first, last, ordered)
-        found.append(
-            replace(region, last=last, slices=ordered, hoisted=hoisted, granule=granule)
-        )
-    return found
-
-
-def _joins(
-    land: Landscape, op: Op, slices: dict[str, Slice], region: Candidate
-) -> Slice | None:
-    """The slice of an operator's result that matches the members' slices, or None.
-
-    If it has several results, all of their users must be able to join too.
-    """
-    meta = land.program.metas[op.name]
-    first = meta if isinstance(meta, Meta) else meta[0]
-    if not isinstance(first, Meta):
-        return None
-    for dim, size in enumerate(first.shape):
-        piece = Slice(dim, Fraction(size, region.extent))
-        found = land.flow(op, piece) if size > 1 else None
-        if found is None:
-            continue
-        pairs = zip(op.operands(), found.needs, strict=True)
-        if _whole_ends(found, region.extent) and all(
-            slices[name] == need for name, need in pairs if name in slices
-        ):
-            if first is not meta and not _all_parts(land, op, piece):
-                continue
-            return piece
-    return None
-
-
-def _all_parts(land: Landscape, op: Op, piece: Slice) -> bool:
-    """Whether all users of several results are getitems that can be sliced."""
-    parts = parts_of(land, op, piece, len(land.program.ops))
-    users = land.users.get(op.name, ())
-    return parts == {name for i in users for name in land.made_by(i)}
-
-
-def _before(
-    land: Landscape, first: int, last: int, slices: dict[str, Slice]
-) -> frozenset[int]:
-    """Positions from `first` to `last` of operators that the members depend on."""
-    wanted = {
-        name
-        for member in slices
-        for name in land.takes[land.maker[member]]
-        if name not in slices
-    }
-    found = set()
-    for i in range(last, first - 1, -1):
-        names = land.made_by(i)
-        if names[0] not in slices and not wanted.isdisjoint(names):
-            found.add(i)
-            wanted.update(land.takes[i])
-    return frozenset(found)

@@ -2,7 +2,8 @@
 
 Masks that are known before the run are removed, repeated keys and values are grouped,
 products whose results are split become one product for each part, other parts become
-slices, group norm becomes two passes, and concatenations are filled part by part.
+slices, group norm becomes two passes, losses become a sum of one for each target, and
+concatenations are filled part by part.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import accumulate
 import torch
 
 from memplan.chunking.concatenations import with_filled
+from memplan.chunking.losses import losses_apart
 from memplan.chunking.masks import Masks
 from memplan.chunking.rules.flow import arguments_of
 from memplan.chunking.rules.lowered import group_norm_apply, group_norm_statistics
@@ -29,7 +31,7 @@ def searchable(program: Program, inference: Inference) -> Program:
     """The canonical form of a lowered program."""
     for change in (
         *(with_plain_attention, parted, with_slices),
-        *(with_parts_of_groups, with_two_passes),
+        *(with_parts_of_groups, with_two_passes, with_losses),
     ):
         program = change(program, inference)
     return with_filled(program, inference)
@@ -400,6 +402,12 @@ def _passes(op: Op) -> list[Op] | None:
         Op(rstd, operator.getitem, (Ref(both), 1), {}, op.line),
         Op(op.name, group_norm_apply, applied, {}, op.line),
     ]
+
+
+def with_losses(program: Program, inference: Inference) -> Program:
+    """The program with losses of classes as a sum of one for each target."""
+    makers, _ = _ends(program)
+    return rewritten(program, inference, lambda op: losses_apart(program, op, makers))
 
 
 def rejoined(program: Program) -> Program:

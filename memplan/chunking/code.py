@@ -23,6 +23,7 @@ from memplan.graph.program import (
     Program,
     Ref,
     Step,
+    Total,
     Window,
     extent,
     refs,
@@ -86,10 +87,10 @@ class _Writer:
         program: Program,
         depth: int,
         kept: set[str],
-        outputs: Sequence[Output] = (),
+        made: Sequence[Output | Total] = (),
     ) -> Iterator[str]:
         """The statements of a program; they delete names after their last use, except
-        the `kept` ones. outputs: what a loop's body writes to buffers."""
+        the `kept` ones. made: what a loop's body writes to buffers."""
         pad = INDENT * depth
         last: dict[str, int] = {}
         for i, step in enumerate(program.ops):
@@ -107,9 +108,9 @@ class _Writer:
                 yield f"{pad}# {line}"
             yield from self._step(program, step, depth, over)
             for name in results(step):
-                for output in outputs:
-                    if output.inner == name:
-                        yield f"{pad}{_narrow(output.buffer, output)}.copy_({name})"
+                for each in made:
+                    if each.inner == name and over.get(name) != each.buffer:
+                        yield f"{pad}{_written(each)}.copy_({name})"
             if i in dying:
                 yield f"{pad}del {', '.join(dying[i])}"
 
@@ -139,29 +140,55 @@ class _Writer:
         pad, inside = INDENT * depth, INDENT * (depth + 1)
         for output in loop.outputs:
             yield f"{pad}{output.buffer} = {self._buffer(program, output)}"
+        for total in loop.totals:
+            yield f"{pad}{total.buffer} = {self._begun(program, total)}"
         start, stop = _ends(loop.name)
         yield f"{pad}for {start} in range(0, {loop.extent}, {loop.step}):"
         yield f"{inside}{stop} = min({start} + {loop.step}, {loop.extent})"
         for entry in loop.inputs:
             yield f"{inside}{entry.inner} = {_narrow(entry.outer, entry)}"
-        outside = set(loop.wholes())
-        yield from self._steps(loop.body, depth + 1, outside, loop.outputs)
+        outside = {*loop.wholes(), *(total.buffer for total in loop.totals)}
+        yield from self._steps(loop.body, depth + 1, outside, loop.made())
 
     def _buffer(self, program: Program, output: Output) -> str:
         if output.into is not None:
             return output.into
-        meta = program.metas[output.buffer]
-        moving = program.moving.get(output.buffer, {})
-        sizes = [
-            _bound(extent(moving[dim])) if dim in moving else str(size)
-            for dim, size in enumerate(meta.shape)
-        ]
+        sizes = _sizes(program, output.buffer)
         in_memory = ", ".join(sizes[dim] for dim in output.order)
-        made = f"torch.empty([{in_memory}], dtype={meta.dtype}, device={meta.device!r})"
+        made = f"torch.empty([{in_memory}], {_options(program, output.buffer)})"
         if output.order == tuple(range(len(sizes))):
             return made
         order = [output.order.index(dim) for dim in range(len(sizes))]
         return f"{made}.permute({order})"
+
+    def _begun(self, program: Program, total: Total) -> str:
+        """A total before the first iteration."""
+        if total.into is not None:
+            return total.into
+        sizes = ", ".join(_sizes(program, total.buffer))
+        options = _options(program, total.buffer)
+        if isinstance(total.start, Ref):
+            return f"torch.empty([{sizes}], {options}).copy_({total.start.name})"
+        return f"torch.full([{sizes}], {_text(total.start)}, {options})"
+
+
+def _sizes(program: Program, name: str) -> list[str]:
+    """A value's sizes; those that follow a loop as expressions."""
+    moving = program.moving.get(name, {})
+    return [
+        _bound(extent(moving[dim])) if dim in moving else str(size)
+        for dim, size in enumerate(program.metas[name].shape)
+    ]
+
+
+def _options(program: Program, name: str) -> str:
+    meta = program.metas[name]
+    return f"dtype={meta.dtype}, device={meta.device!r}"
+
+
+def _written(made: Output | Total) -> str:
+    """Where an iteration writes a result."""
+    return made.buffer if isinstance(made, Total) else _narrow(made.buffer, made)
 
 
 def _text(value: Argument) -> str:

@@ -130,7 +130,7 @@ def described(program: Program, path: str, depth: int = 0) -> Iterator[RegionRow
     """A program's loops as reports show them, nested ones too."""
     for step in program.ops:
         if isinstance(step, Loop):
-            output = step.outputs[0]
+            output = step.made()[0]
             yield {
                 "module": path,
                 "first": _outer(_first(step).name),

@@ -90,8 +90,8 @@ def _loss_rows(outer: Table) -> dict[str, int]:
 def _region_json(region: Region) -> dict[str, Any]:
     return {
         "slices": [
-            [name, dim, *ratio.as_integer_ratio(), before, after]
-            for name, (dim, ratio, before, after) in region.slices.items()
+            [name, dim, *ratio.as_integer_ratio(), before, after, *[True] * total]
+            for name, (dim, ratio, before, after, total) in region.slices.items()
         ],
         "extent": region.extent,
         "step": region.step,
@@ -140,18 +140,22 @@ def _region(outer: Table, value: object, name: str, depth: int) -> Region:
 
 def _slice(table: Table, at: int, value: object) -> tuple[str, Slice]:
     items: list[Any] = value if isinstance(value, list) and value else [None]
-    name, *numbers = items
+    total = len(items) == 7 and items[-1] is True
+    name, *numbers = items[:-1] if total else items
     good = len(numbers) == 5 and all(
         type(number) is int and abs(number) <= MAX_INTEGER for number in numbers
     )
-    if not good or min(numbers[0], numbers[1] - 1, numbers[2] - 1) < 0:
+    halo = good and total and any(numbers[3:])
+    if not good or halo or min(numbers[0], numbers[1] - 1, numbers[2] - 1) < 0:
         raise table.error(
             f"slices[{at}]",
-            "must be [operator, dimension, numerator, denominator, before, after]",
+            "must be [operator, dimension, numerator, denominator, before, after], and "
+            "true if the operator adds slices to a total",
         )
     table.check_texts([name], lambda _: f"slices[{at}][0]")
     dim, numerator, denominator, before, after = numbers
-    return str(name), Slice(dim, Fraction(numerator, denominator), before, after)
+    ratio = Fraction(numerator, denominator)
+    return str(name), Slice(dim, ratio, before, after, total)
 
 
 def _object(outer: Table, value: object, name: str, keys: str) -> Table:

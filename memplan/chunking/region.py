@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from memplan.chunking.buffers import (
+    dense_strides,
+    enter_buffers,
+    memory_order,
+    place_totals,
+)
 from memplan.chunking.rules.flow import Call, Slice
 from memplan.chunking.rules.table import flow
+from memplan.chunking.rules.totals import TOTAL, Accumulation, Added, earlier, place_of
 from memplan.graph.export import first_line
 from memplan.graph.infer import Inference, ShapeError
-from memplan.graph.liveness import lifetimes, roots_of
+from memplan.graph.liveness import roots_of
 from memplan.graph.program import (
     Bound,
     Input,
@@ -20,6 +27,7 @@ from memplan.graph.program import (
     Program,
     Ref,
     Step,
+    Total,
     Window,
     mapped,
     refs,
@@ -62,6 +70,11 @@ class Region:
     def chunks(self) -> int:
         """The number of iterations, including a shorter last one."""
         return -(-self.extent // self.step)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether a member is added up over the iterations."""
+        return any(piece.total for piece in self.slices.values())
 
 
 def inner_name(name: str) -> str:
@@ -115,6 +128,9 @@ class _Builder:
         ranges = {self._name: (first, min(region.extent, first + region.step))}
         self._body = Program([], {}, [], (), {}, {}, {**program.ranges, **ranges})
         self._inputs: dict[tuple[str, int, Window], Input] = {}
+        self._totals: list[Total] = []
+        self._ends: list[Op] = []  # make the results of totals, after the loop
+        self._moving = dict(program.moving)
 
     def build(self) -> Program:
         old, region = self._old, self._region
@@ -123,16 +139,25 @@ class _Builder:
             self._add(op)
         outputs = self._outputs(after)
         body = self._body
-        body.outputs = tuple(Ref(output.inner) for output in outputs)
+        names = [each.inner for each in outputs]
+        names += [each.inner for each in self._totals]
+        body.outputs = tuple(map(Ref, names))
         for each in region.inner:
             body = chunked(body, each, self._inference)
-        line = self._members[-1].line
-        inputs = list(self._inputs.values())
-        loop = Loop(self._name, body, inputs, outputs, region.extent, region.step, line)
-        ops = [*before, loop, *after]
+        inputs, totals = list(self._inputs.values()), self._totals
+        sizes, line = (region.extent, region.step), self._members[-1].line
+        loop = Loop(self._name, body, inputs, outputs, *sizes, line, totals)
+        ops = [*before, loop, *self._ends, *after]
         new = replace(old, ops=ops, metas=dict(old.metas), roots=dict(old.roots))
+        new.moving = self._moving
+        for total in self._totals:
+            new.metas[total.buffer] = body.metas[total.buffer]
+            new.roots[total.buffer] = total.buffer
+        for op in self._ends:
+            self._inference.add(new, op)
+        place_totals(new, loop)
         enter_buffers(new, loop, region.fresh)
-        self._infer_again(new, after)
+        self._infer_again(new, loop, after)
         check_overwriting(new)
         return new
 
@@ -174,6 +199,11 @@ class _Builder:
         found = flow(call_of(self._old, op, self._name), piece)
         if found is None:
             raise NotLoopableError(f"{op.key} cannot be sliced along {piece.dim}")
+        if inner_name(op.name) in self._old.metas:
+            raise NotLoopableError(f"{op.name} would have another value's name there")
+        if isinstance(found, Accumulation):
+            self._add_total(op, found, piece)
+            return
         names = iter(
             [
                 self._operand(name, need)
@@ -186,14 +216,63 @@ class _Builder:
             (args, kwargs),
             lambda at: Ref(next(names)) if isinstance(at, Ref) else at,
         )
-        if inner_name(op.name) in self._old.metas:
-            raise NotLoopableError(f"{op.name} would have another value's name there")
         made = Op(inner_name(op.name), found.target or op.target, args, kwargs, op.line)
         self._enter(made)
         expected = self._shapes(self._old.metas[op.name], piece)
         if shapes(self._body.metas[made.name]) != expected:
             raise RegionError(f"{op.key} has another shape in the loop")
         self._moves(made.name, op.name, piece)
+
+    def _add_total(self, op: Op, found: Accumulation, piece: Slice) -> None:
+        """Add the operators that add a slice to a total, and note those that follow."""
+        body, operands, inner = self._body, op.operands(), inner_name(op.name)
+        names = [f"{op.name}_total_{i}" for i in range(1, len(found.ends))]
+        buffer, *names = (
+            [f"{op.name}_total", *names, op.name] if found.ends else [op.name]
+        )
+        if any(name in self._old.metas for name in (buffer, *names) if name != op.name):
+            raise NotLoopableError(f"{op.name} would have another value's name there")
+        strides = dense_strides(found.shape, tuple(range(len(found.shape))))
+        device = self._old.metas[op.name].device
+        total = Meta(found.shape, strides, found.dtype, device)
+        body.metas[buffer], body.roots[buffer] = total, buffer
+        # What is of the result's shape varies with loops around this one as that does.
+        moving = self._old.moving.get(op.name, {})
+        made: list[str] = []
+
+        def value(at: Ref | Bound) -> Ref | Bound:
+            if isinstance(at, Bound):
+                return at
+            if at == TOTAL:
+                return Ref(buffer)
+            place = place_of(at)
+            if at == earlier(place):
+                return Ref(made[place])
+            return Ref(self._operand(operands[place], found.needs[place]))
+
+        def called(name: str, added: Added) -> Op:
+            args, kwargs = mapped((added.args, added.kwargs), value)
+            made.append(name)
+            return Op(name, added.operator(), args, kwargs, op.line)
+
+        for i, each in enumerate(found.steps, 1):
+            last = i == len(found.steps)
+            name = inner if last else self._free_name(f"{op.name}_part_{i}")
+            self._enter(called(name, each))
+            cut = Window(self._name, found.size, piece.ratio)
+            body.moving[name] = moving if each.along is None else {each.along: cut}
+        if body.metas[inner][::2] != total[::2]:
+            raise RegionError(f"{op.key} has another shape in the loop")
+        start = mapped(found.start, lambda at: Ref(operands[place_of(at)]))
+        if (self._region.slices.keys() - self._region.copied) & {*refs(start)}:
+            raise NotLoopableError(f"{op.name} begins with what the loop makes")
+        body.totals[buffer] = inner
+        self._totals.append(Total(inner, buffer, start, piece.dim))
+        made.clear()
+        self._ends += map(called, names, found.ends)
+        if moving:
+            self._moving.update(dict.fromkeys((buffer, *names), moving))
+            body.moving[buffer] = moving
 
     def _check_ends(self, name: str, piece: Slice) -> None:
         region = self._region
@@ -227,6 +306,8 @@ class _Builder:
     def _operand(self, name: str, need: Slice | None) -> str:
         """The value of the body that is `need` of the value `name`, made if needed."""
         held = self._region.slices.get(name)
+        if held is not None and held.total:
+            raise NotLoopableError(f"{name} is known only after the loop")
         if need is None:
             if held is not None and name not in self._region.copied:
                 raise NotLoopableError(f"{name} is needed whole, and made in the loop")
@@ -293,29 +374,31 @@ class _Builder:
         wanted.update(refs(self._old.outputs))
         found = []
         for op in self._members:
-            if op.name not in wanted or op.name in self._region.copied:
+            held = self._region.slices[op.name]
+            if op.name not in wanted or op.name in self._region.copied or held.total:
                 continue
             meta = self._old.metas[op.name]
             if not isinstance(meta, Meta):
                 raise NotLoopableError(f"{op.name} is a tuple that is needed outside")
-            held = self._region.slices[op.name]
             if int(self._region.extent * held.ratio) != meta.shape[held.dim]:
                 raise NotLoopableError(f"{op.name} is not covered by the loop")
             core = held._replace(before=0, after=0)
             inner = self._operand(op.name, core)
             window = core.window(self._name, meta.shape)
             found.append(Output(inner, op.name, held.dim, window, memory_order(meta)))
-        if not found:
+        if not found and not self._totals:
             raise NotLoopableError("nothing comes out of it")
         return found
 
-    def _infer_again(self, new: Program, after: list[Step]) -> None:
+    def _infer_again(self, new: Program, loop: Loop, after: list[Step]) -> None:
         """Infer again the values that depend on buffers with another layout."""
         old = self._old
         changed = {
             name
-            for name in results(new.ops[-len(after) - 1])
-            if new.metas[name] != old.metas[name] or new.roots[name] != old.roots[name]
+            for name in (*results(loop), *(end.name for end in self._ends))
+            if name not in old.metas
+            or new.metas[name] != old.metas[name]
+            or new.roots[name] != old.roots[name]
         }
         infer_again(new, len(new.ops) - len(after), changed, self._inference)
 
@@ -332,102 +415,6 @@ def with_size(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
-def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
-    """Add a loop's buffers to the values of `program`, in dying memory if possible.
-
-    A buffer reuses the memory of a value that the loop reads last (`Output.into`) if
-    the shapes are equal and each iteration reads only the slice that it writes; never
-    if `fresh`. Otherwise, if only matrix products use it, transposed, its layout is the
-    one that they want.
-    """
-    lives: tuple[dict[str, int], dict[str, int]] | None = None
-    position = program.ops.index(loop)
-    taken: set[str] = set()
-    for output in loop.outputs:
-        _lay_out(program, output)
-        meta = program.metas[output.buffer]
-        program.roots[output.buffer] = output.buffer
-        for entry in () if fresh else loop.inputs:
-            root = program.roots[entry.outer]
-            if (
-                (entry.dim, entry.window) != (output.dim, output.window)
-                or program.metas[entry.outer] != meta
-                or root in taken
-                or "[" in root
-            ):
-                continue
-            lives = lives or lifetimes(program)
-            last, owned = lives
-            if (
-                root in owned
-                and last[root] == position
-                and program.metas[root] == meta
-                and _alone(program, loop, root, entry)
-                and _read_before_written(loop, root, output)
-            ):
-                output.into = entry.outer
-                taken.add(root)
-                for name, old in program.roots.items():
-                    if old == output.buffer:  # the buffer, and earlier views of it
-                        program.roots[name] = root
-                break
-        else:
-            output.order = wanted_order(program, output.buffer) or output.order
-            _lay_out(program, output)
-
-
-def _lay_out(program: Program, output: Output) -> None:
-    meta = program.metas[output.buffer]
-    strides = dense_strides(meta.shape, output.order)
-    program.metas[output.buffer] = meta._replace(strides=strides)
-
-
-def wanted_order(program: Program, name: str) -> tuple[int, ...] | None:
-    """The order of a value's dimensions in memory that its users want, or None.
-
-    They want one if the only user is a transposition whose result only matrix products
-    use: in any other order they copy it, in each iteration of a loop.
-    """
-    users = [step for step in program.ops if name in step.operands()]
-    if len(users) != 1 or not isinstance(users[0], Op):
-        return None
-    rank = len(program.metas[name].shape)
-    order = list(range(rank))
-    turn = users[0]
-    if turn.key in ("aten.transpose", "aten.permute") and rank > 2:
-        if turn.key == "aten.permute":
-            order = [dim % rank for dim in turn.args[1]]
-        else:
-            one, other = (dim % rank for dim in turn.args[1:3])
-            order[one], order[other] = order[other], order[one]
-    else:
-        return None
-    takers = [step for step in program.ops if turn.name in step.operands()]
-    products = {"aten.matmul", "aten.bmm", "aten.baddbmm"}
-
-    def multiplies(step: Step) -> bool:
-        if isinstance(step, Op):
-            return step.key in products
-        return all(
-            isinstance(each, Op) and each.key in products
-            for each in step.body.ops
-            if turn.name in each.operands()
-        ) and turn.name not in {entry.outer for entry in step.inputs}
-
-    return tuple(order) if takers and all(map(multiplies, takers)) else None
-
-
-def displaced(program: Program, loop: str) -> bool:
-    """Whether a loop reuses dying memory for a result that its users want in another
-    order, so that they copy it in each iteration."""
-    return any(
-        output.into is not None and wanted_order(program, output.buffer) is not None
-        for step in program.ops
-        if isinstance(step, Loop) and step.name == loop
-        for output in step.outputs
-    )
-
-
 def check_overwriting(program: Program) -> None:
     """Raise NotLoopableError if a value is used after its memory was overwritten.
 
@@ -436,9 +423,9 @@ def check_overwriting(program: Program) -> None:
     """
     over: dict[str, list[int]] = {}
     for i, step in enumerate(program.ops):
-        for output in step.outputs if isinstance(step, Loop) else ():
-            root = program.roots[output.buffer]
-            if output.into is not None:
+        for each in step.made() if isinstance(step, Loop) else ():
+            root = program.roots[each.buffer]
+            if each.into is not None:
                 over.setdefault(root, []).append(i)
     if not over:
         return
@@ -450,39 +437,6 @@ def check_overwriting(program: Program) -> None:
                 if root in over and any(since < at < i for at in over[root]):
                     raise NotLoopableError(f"{name} is used after it was written over")
         made.update((name, i) for name in results(step))
-
-
-def _alone(program: Program, loop: Loop, root: str, entry: Input) -> bool:
-    """Whether the loop reads a storage only through `entry`."""
-    return all(
-        each == entry for each in loop.inputs if root in roots_of(program, each.outer)
-    ) and not any(root in roots_of(program, name) for name in loop.wholes())
-
-
-def _read_before_written(loop: Loop, root: str, output: Output) -> bool:
-    """Whether the body reads a storage only before the output is written."""
-    for step in reversed(loop.body.ops):
-        if output.inner in results(step):
-            return True
-        if any(root in roots_of(loop.body, name) for name in step.operands()):
-            return False
-    return False
-
-
-def memory_order(meta: Meta) -> tuple[int, ...]:
-    """A tensor's dimensions from the outermost in memory inwards."""
-    dims = range(len(meta.shape))
-    return tuple(sorted(dims, key=lambda dim: (-meta.strides[dim], dim)))
-
-
-def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a tensor without holes whose dimensions lie in memory in `order`."""
-    strides = [0] * len(shape)
-    stride = 1
-    for dim in reversed(order):
-        strides[dim] = stride
-        stride *= max(1, shape[dim])
-    return tuple(strides)
 
 
 def infer_again(

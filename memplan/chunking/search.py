@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from memplan.chunking.buffers import displaced
 from memplan.chunking.candidates import (
     Candidate,
     Landscape,
     Weight,
     ends,
-    extended,
     sweep,
     weigh,
 )
+from memplan.chunking.extensions import extended
 from memplan.chunking.options import Effort
 from memplan.chunking.recompute import Base
 from memplan.chunking.region import (
@@ -29,7 +30,6 @@ from memplan.chunking.region import (
     Region,
     RegionError,
     chunked,
-    displaced,
     loop_name,
 )
 from memplan.chunking.repetitions import elsewhere
@@ -279,8 +279,10 @@ class Search:
         if outside < budget:
             for smaller in finer(region, (budget - outside) / max(1, own.peak)):
                 yield _with(regions, index, smaller)
-            for more in self._moves(step.body, region.inner, own, budget - outside):
-                yield _with(regions, index, replace(region, inner=more))
+            room, body = budget - outside, step.body
+            if not region.adds_up:  # their iterations would multiply
+                for more in self._moves(body, region.inner, own, room):
+                    yield _with(regions, index, replace(region, inner=more))
         yield from self._wider(program, regions, index, budget)
 
     def _around(self, program: Program, peak: int, budget: int) -> list[Region]:
@@ -366,16 +368,14 @@ def around(
     land: Landscape, peak: int, budget: int, effort: Effort, fair: bool = False
 ) -> list[Region]:
     """The most promising regions around an operator, each with a step. fair: see
-    `_varied`."""
-    program = land.program
-    weighed: list[tuple[Candidate, Weight]] = []
-    wanted, reach = program.ops[peak].name, effort.reach
-    for last, dim in ends(land, peak, reach):
-        for copies in (False, True):
-            for each in sweep(land, last, dim, max(0, peak - reach), copies):
-                if wanted in each.slices and each.first <= peak:
-                    weighed.append((each, weigh(land, each, budget)))
+    `_varied`. Where slices of results fit the budget, one with a total at most."""
+    weighed = _weighed(land, peak, budget, effort.reach)
+    totals = _weighed(land, peak, budget, effort.reach, totals=True)
+    if fair or all(_level(*pair, budget) > LOWEST for pair in weighed):
+        weighed, totals = weighed + totals, []
     chosen = _varied(weighed, budget, effort.built, fair)
+    fitting = [pair for pair in totals if _level(*pair, budget) <= LOWEST]
+    chosen += sorted(fitting, key=lambda pair: pair[1].dear)[:1]
     wider = (extended(land, each, weight, budget) for each, weight in chosen)
     chosen += [pair for pair in wider if pair is not None]
     promising = _promising(weighed, chosen, budget)
@@ -383,6 +383,27 @@ def around(
     chosen += [pair for pair in wider if pair is not None]
     sized = (_sized(each, weight, budget, effort) for each, weight in chosen)
     return [region for region in sized if region is not None]
+
+
+def _weighed(
+    land: Landscape, peak: int, budget: int, reach: int, totals: bool = False
+) -> list[tuple[Candidate, Weight]]:
+    """Regions that the operator at `peak` is in. totals: those that end in one; they
+    pass over it in each iteration, and add in another order. None in another loop, as
+    their iterations would multiply."""
+    if totals and land.program.ranges:
+        return []
+    wanted, first = land.program.ops[peak].name, max(0, peak - reach)
+    return [
+        (each, weigh(land, each, budget))
+        for last, end in ends(land, peak, reach, totals)
+        for copies in (False, True)
+        for each in sweep(land, last, end, first, copies)
+        if wanted in each.slices and each.first <= peak
+    ]
+
+
+LOWEST = 50  # level of a loop within the budget
 
 
 def _level(candidate: Candidate, weight: Weight, budget: int) -> int:

@@ -17,7 +17,10 @@ from memplan.chunking.module import Chunk
 from memplan.chunking.options import BudgetError
 from memplan.chunking.plan import ChunkPlan, Part
 from memplan.chunking.recompute import again
-from memplan.chunking.region import NotLoopableError, Region, chunked
+from memplan.chunking.region import NotLoopableError, Region, call_of, chunked
+from memplan.chunking.rules.flow import Slice
+from memplan.chunking.rules.table import flow
+from memplan.chunking.rules.totals import Accumulation
 from memplan.chunking.search import Trial
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError
@@ -174,6 +177,11 @@ def _extent(region: Region, old: Program, new: Program) -> int:
         while outer not in old.metas and outer.endswith("_i"):
             outer = outer.removesuffix("_i")
         before, after = old.metas.get(outer), new.metas.get(outer)
+        if piece.total:
+            sizes = _reduced(old, outer, piece), _reduced(new, outer, piece)
+            if region.extent * piece.ratio == sizes[0] and sizes[1]:
+                return int(sizes[1] / piece.ratio)
+            continue
         if not isinstance(before, Meta) or not isinstance(after, Meta):
             continue
         if region.extent * piece.ratio == before.shape[piece.dim]:
@@ -181,6 +189,15 @@ def _extent(region: Region, old: Program, new: Program) -> int:
             if extent.denominator == 1:
                 return int(extent)
     raise NotLoopableError("a loop's extent does not follow from the sizes")
+
+
+def _reduced(program: Program, name: str, piece: Slice) -> int:
+    """The size of the dimension that a total is over; 0 where there is none."""
+    for op in program.ops:
+        if isinstance(op, Op) and op.name == name:
+            found = flow(call_of(program, op, ""), piece)
+            return found.size if isinstance(found, Accumulation) else 0
+    return 0
 
 
 def same_operators(one: Program, other: Program) -> bool:

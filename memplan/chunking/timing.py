@@ -70,10 +70,13 @@ def _loop(program: Program, loop: Loop, machine: Machine) -> float:
         meta = program.metas[output.buffer]
         cost += meta.bytes / machine.copied
         cost += _in_pieces(meta, output, turns) / machine.copied
+    for total in loop.totals:  # read and written in each iteration
+        cost += turns * 2 * program.metas[total.buffer].bytes / machine.copied
     for entry in loop.inputs:
         cost += _in_pieces(program.metas[entry.outer], entry, turns) / machine.copied
     made = {name for step in body.ops for name in results(step)}
     made.update(entry.inner for entry in loop.inputs)
+    made.update(total.buffer for total in loop.totals)
     for step in body.ops:
         if isinstance(step, Op) and is_product(step):
             whole = [name for name in step.operands() if name not in made]

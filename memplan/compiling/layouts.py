@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from memplan.chunking.region import dense_strides
+from memplan.chunking.buffers import dense_strides
 from memplan.compiling.passes import Flat
 from memplan.graph.build import Builder
 from memplan.graph.execute import COPIES, writers

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memplan.chunking.region import dense_strides
+from memplan.chunking.buffers import dense_strides
 from memplan.graph.build import Builder
 from memplan.graph.infer import Inference
 from memplan.graph.native import Assembled, Native
@@ -29,6 +29,8 @@ from memplan.graph.program import (
     Ranges,
     Ref,
     Step,
+    Total,
+    extent,
     mapped,
     refs,
     results,
@@ -109,6 +111,8 @@ class _Expansion:
     def _loop(self, program: Program, loop: Loop, ranges: Ranges) -> None:
         for output in loop.outputs:
             self._values[output.buffer] = self._buffer(program, output)
+        for total in loop.totals:
+            self._values[total.buffer] = self._begun(program, total, ranges)
         # Each iteration reads only what it writes there; the buffer as it then is lets
         # it write at once, not after the last has read.
         over = {each.into: each.buffer for each in loop.outputs if each.into}
@@ -126,6 +130,7 @@ class _Expansion:
                     high,
                 )
             writes = {o.inner: self._writing(o, inner, loop) for o in loop.outputs}
+            writes |= {total.inner: self._adding(total) for total in loop.totals}
             self._steps(loop.body, inner, writes)
 
     def _writing(
@@ -145,6 +150,34 @@ class _Expansion:
             )
 
         return write
+
+    def _adding(self, total: Total) -> Callable[[], None]:
+        def add() -> None:
+            self._values[total.buffer] = self._values[total.inner]
+
+        return add
+
+    def _begun(self, program: Program, total: Total, ranges: Ranges) -> Argument:
+        """A total before the first iteration."""
+        if total.into is not None:
+            return self._values[total.into]
+        meta: Meta = program.metas[total.buffer]
+        moving = program.moving.get(total.buffer, {})
+        shape = [
+            extent(moving[dim]).at(ranges) if dim in moving else size
+            for dim, size in enumerate(meta.shape)
+        ]
+        options = {"dtype": meta.dtype, "device": torch.device(meta.device)}
+        origin = Op(total.buffer, aten.full.default, ())
+        start = total.start
+        if not isinstance(start, Ref):
+            target = aten.full.default
+            return self._to.add(origin, total.buffer, target, shape, start, **options)
+        source = self._values[start.name]
+        name = f"{total.buffer}_start"
+        wide = self._to.add(origin, name, aten.expand.default, source, shape)
+        layout = {"memory_format": torch.contiguous_format}
+        return self._to.add(origin, total.buffer, aten.clone.default, wide, **layout)
 
     def _buffer(self, program: Program, output: Output) -> Argument:
         if output.into is not None:

@@ -119,9 +119,10 @@ def overwrites(
     found: dict[str, str] = {}
     for i, op in enumerate(program.ops):
         for name in may_overwrite(program, op, candidates):
-            root = program.roots[name]
+            root: str = program.roots[name]
             owner = merged.get(root, root)
-            if owner in owned and ends[owner] == i:
+            own = owner in owned or program.totals.get(owner) == op.name
+            if own and ends[owner] == i:
                 found[op.name] = name
                 merged[op.name] = owner
                 ends[owner] = ends[op.name]
@@ -317,7 +318,7 @@ def results_bytes(program: Program) -> int:
 def owners(program: Program, step: Step) -> list[str]:
     """The storages that a step makes, by their root."""
     if isinstance(step, Loop):
-        return [out.buffer for out in step.outputs if out.into is None]
+        return [each.buffer for each in step.made() if each.into is None]
     root = program.roots[step.name]
     if isinstance(root, tuple):
         own = f"{step.name}["

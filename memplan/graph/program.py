@@ -166,6 +166,23 @@ class Output:
     into: str | None = None
 
 
+@dataclass(slots=True, eq=False)
+class Total:
+    """A value that every iteration of a loop adds to, as a sum over the iterations.
+
+    The body takes the total so far under the name of the `buffer` that holds it, and
+    makes the next one, `inner`. start: what it is before the first iteration: a number,
+    or the Ref of a value outside that is broadcast to it. dim: the dimension that the
+    loop reduces. into: that value, if it dies here and its memory is the buffer.
+    """
+
+    inner: str
+    buffer: str
+    start: Argument
+    dim: int
+    into: str | None = None
+
+
 class Input(NamedTuple):
     """What a loop's body sees of a value outside, cut to a window of `dim`."""
 
@@ -181,6 +198,7 @@ class Loop:
 
     The last chunk may be shorter. Values of outside that the body takes whole keep
     their names; those in `inputs` are cut. The body's own outputs are not used.
+    totals: results that no iteration makes a slice of, but all together.
     """
 
     name: str
@@ -190,7 +208,12 @@ class Loop:
     extent: int
     step: int
     line: str = ""
+    totals: list[Total] = field(default_factory=list)
     _taken: list[str] | None = field(default=None, init=False, repr=False)
+
+    def made(self) -> list[Output | Total]:
+        """All of its results."""
+        return [*self.outputs, *self.totals]
 
     def operands(self) -> list[str]:
         """Names of the values outside that it takes, each once.
@@ -199,12 +222,14 @@ class Loop:
         """
         if self._taken is None:
             cut = (entry.outer for entry in self.inputs)
-            self._taken = list(dict.fromkeys((*cut, *self.wholes())))
+            starts = refs([total.start for total in self.totals])
+            self._taken = list(dict.fromkeys((*cut, *starts, *self.wholes())))
         return self._taken
 
     def wholes(self) -> list[str]:
         """Names of the values outside that the body takes as they are, each once."""
         made = {entry.inner for entry in self.inputs}
+        made.update(total.buffer for total in self.totals)
         taken: dict[str, None] = {}
         for op in self.body.ops:
             for name in op.operands():
@@ -230,6 +255,8 @@ class Program:
     and of those around it; a full one, and not the first where there are several.
     modules: by an operator's name, the innermost module that ran it: its path in the
     model, or its class where that is the model itself.
+    totals: of a loop's body, each total that it takes, and the operator whose result is
+    the next one: it may write over the total.
     """
 
     inputs: list[str]
@@ -241,6 +268,7 @@ class Program:
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     moving: dict[str, dict[int, Window]] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
+    totals: dict[str, str] = field(default_factory=dict)
 
 
 UNTAGGED = {"aten.hardswish"}  # torch's mark for element-wise operators is missing
@@ -295,4 +323,4 @@ def results(step: Step) -> list[str]:
     """Names of the values that an operator or a loop makes."""
     if isinstance(step, Op):
         return [step.name]
-    return [output.buffer for output in step.outputs]
+    return [each.buffer for each in step.made()]

@@ -44,6 +44,12 @@ def _rows_flattened(metas: list[Meta], _: Metas) -> int:
     return 0 if _collapses(first.shape[:-1], first.strides[:-1]) else first.bytes
 
 
+def _exponents(metas: list[Meta], result: Metas) -> int:
+    """The exponents of all elements, and the largest one of each sum."""
+    assert isinstance(result, Meta)
+    return int(metas[0].elements * result.dtype.itemsize + result.bytes)
+
+
 def _batched(metas: list[Meta], _: Metas) -> int:
     """Batch dimensions become one, or the operand is copied; of matrices that lie
     neither by rows nor by columns, one is copied at a time. Beside one matrix, the
@@ -195,6 +201,7 @@ KERNELS: dict[str, Kernel] = {
         _first_contiguous,
     ),
     "aten.linear": _rows_flattened,
+    "aten.logsumexp": _exponents,
     **dict.fromkeys(("aten.matmul", "aten.bmm", "aten.baddbmm"), _batched),
     **dict.fromkeys(
         (

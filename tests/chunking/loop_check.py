@@ -16,12 +16,12 @@ from memplan.chunking.candidates import (
     Candidate,
     Landscape,
     ends,
-    extended,
     sweep,
     weigh,
 )
 from memplan.chunking.canonical import rejoined
 from memplan.chunking.code import compiled, source
+from memplan.chunking.extensions import extended
 from memplan.chunking.region import NotLoopableError, Region, RegionError, chunked
 from memplan.chunking.rules.flow import RULES
 from memplan.graph.check import relative_error, tolerance_of

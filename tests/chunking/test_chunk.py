@@ -326,7 +326,7 @@ def test_arguments_that_make_no_sense() -> None:
     for arguments, said in wrong:
         with pytest.raises(UsageError, match=said):
             memplan.chunk(model, x, **arguments)
-    with pytest.raises(UsageError, match=r"call model.eval\(\) first"):
+    with pytest.raises(UsageError, match=r"call model.eval\(\) for"):
         memplan.chunk(model.train(), x, "20%")
     with pytest.raises(UsageError, match=r"must be an nn\.Module, not int"):
         memplan.chunk(3, x, "20%")

@@ -21,12 +21,11 @@ from memplan.errors import FormatError, InputError
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
 naturals = st.integers(0, 1 << 40)
-slices = st.builds(
-    Slice,
-    st.integers(0, 7),
-    st.builds(Fraction, st.integers(1, 64), st.integers(1, 64)),
-    naturals,
-    naturals,
+ratios = st.builds(Fraction, st.integers(1, 64), st.integers(1, 64))
+dims, zero = st.integers(0, 7), st.just(0)
+slices = st.one_of(
+    st.builds(Slice, dims, ratios, naturals, naturals, st.just(False)),
+    st.builds(Slice, dims, ratios, zero, zero, st.just(True)),
 )
 
 
@@ -115,6 +114,9 @@ def test_a_wrong_field_is_named(
         ({"slices": [["mm", 0, 1, 0, 0, 0]]}, r"slices\[0\]"),
         ({"slices": [["mm", 0, 1, 1, 0]]}, r"slices\[0\]"),
         ({"slices": [["mm", -1, 1, 1, 0, 0]]}, r"slices\[0\]"),
+        ({"slices": [["mm", 0, 1, 1, 0, 1, True]]}, r"slices\[0\]"),
+        ({"slices": [["mm", 0, 1, 1, 0, 0, 1]]}, r"slices\[0\]"),
+        ({"slices": [["mm", 0, 1, 1, 0, 0, False]]}, r"slices\[0\]"),
         ({"slices": [["mm", 0, 1.0, 1, 0, 0]]}, r"slices\[0\]"),
         ({"slices": [[3, 0, 1, 1, 0, 0]]}, r"slices\[0\]\[0\]"),
         ({"slices": ["mm"]}, r"slices\[0\]"),

@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from memplan.chunking.buffers import displaced  # noqa: E402
 from memplan.chunking.code import compiled, source  # noqa: E402
 from memplan.chunking.region import (  # noqa: E402
     Region,
     chunked,
-    displaced,
     loop_name,
 )
 from memplan.chunking.rules.flow import Slice  # noqa: E402

@@ -57,7 +57,8 @@ def with_loops(
     for end, part, step in loops:
         errors = Counter[str]()
         land = Landscape(program, errors)
-        places = list(ends(land, 0, len(program.ops)))
+        every = len(program.ops)
+        places = [*ends(land, 0, every), *ends(land, 0, every, totals=True)]
         last, dim = places[end % len(places)] if places else (0, 0)
         found = list(sweep(land, last, dim, 0, bool(step % 2))) if places else []
         assert not errors

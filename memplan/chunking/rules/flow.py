@@ -27,12 +27,15 @@ class Slice(NamedTuple):
     Where the loop covers [a, b) of its extent, it holds
     [a * ratio - before, b * ratio + after) of dimension `dim`, clamped to its size.
     before, after: elements, the halo that a convolution's neighbourhood needs.
+    total: the tensor is a reduction's result, and an iteration adds a slice of what is
+    reduced to all of it; `dim` is as `rules.totals` has it.
     """
 
     dim: int
     ratio: Fraction = Fraction(1)
     before: int = 0
     after: int = 0
+    total: bool = False
 
     def along(self, dim: int, times: Fraction | int = 1) -> Slice | None:
         """The same slice as it is seen from dimension `dim` of another tensor, where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memplan.chunking.rules import elementwise, layout, products, resize, spatial
 from memplan.chunking.rules.flow import RULES, Call, Flow, Slice
+from memplan.chunking.rules.totals import accumulation
 from memplan.graph.program import Argument, Meta, Metas
 
 # Importing a file registers its rules.
@@ -14,12 +15,15 @@ def flow(call: Call, out: Slice) -> Flow | None:
     """How `call` makes the slice `out` of its result; None if it cannot.
 
     An operator without a rule cannot: it runs whole, outside of loops. Neither can one
-    whose shapes or arguments depend on data.
+    whose shapes or arguments depend on data. Of a total, it is an Accumulation.
     """
-    rule = RULES.get(call.op.key)
-    if rule is None or not _known((call.op.args, call.op.kwargs)):
+    metas = (call.result, *call.operands)
+    if not (_known((call.op.args, call.op.kwargs)) and all(map(_sized, metas))):
         return None
-    if not all(_sized(meta) for meta in (call.result, *call.operands)):
+    if out.total:
+        return accumulation(call, out)
+    rule = RULES.get(call.op.key)
+    if rule is None:
         return None
     if not 0 <= out.dim < len(call.shape) or call.shape[out.dim] < 2:
         return None
