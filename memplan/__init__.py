@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from memplan.applying.session import apply as apply
     from memplan.budgeting.solve import solve as solve
     from memplan.chunking.chunk import chunk as chunk
-    from memplan.chunking.loss import chunk_loss as chunk_loss
     from memplan.chunking.options import BudgetError as BudgetError
     from memplan.chunking.options import ChunkOptions as ChunkOptions
     from memplan.chunking.plan import ChunkPlan as ChunkPlan
     from memplan.chunking.planfile import read_chunk_plan as read_chunk_plan
     from memplan.chunking.planfile import write_chunk_plan as write_chunk_plan
+    from memplan.chunking.sliced_loss import chunk_loss as chunk_loss
     from memplan.compiling.bench import CompileOptions as CompileOptions
     from memplan.compiling.compile import compile as compile  # noqa: A004
     from memplan.compiling.compile import compile_front as compile_front
@@ -71,7 +71,7 @@ _HOMES = {
     "buffers_of": "memplan.trace.read",
     "check": "memplan.reporting.check",
     "chunk": "memplan.chunking.chunk",
-    "chunk_loss": "memplan.chunking.loss",
+    "chunk_loss": "memplan.chunking.sliced_loss",
     "compile": "memplan.compiling.compile",
     "compile_front": "memplan.compiling.compile",
     "compile_levels": "memplan.compiling.levels",

@@ -17,8 +17,8 @@ from itertools import accumulate
 import torch
 
 from memplan.chunking.concatenations import with_filled
-from memplan.chunking.losses import losses_apart
 from memplan.chunking.masks import Masks
+from memplan.chunking.parted_losses import losses_apart
 from memplan.chunking.rules.flow import arguments_of
 from memplan.chunking.rules.lowered import group_norm_apply, group_norm_statistics
 from memplan.graph.infer import Inference

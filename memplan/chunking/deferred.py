@@ -3,7 +3,7 @@
 Within `Deferring`, the product of a hidden state and a wide weight is a `Deferred`: a
 tensor with the shape and dtype of the logits, and no data. Views of its rows, and
 functions of each element or of each row, stay deferred. A cross-entropy of them runs
-in slices (`memplan.chunking.loss`). Everything else gets the logits, made then as the
+in slices (`memplan.chunking.sliced_loss`). Everything else gets the logits, made then as the
 model would have made them, once, so that views of one another share memory as ever.
 """
 
@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812, as everywhere in torch's own
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from memplan.chunking.loss import REDUCTIONS, Cast, Loss, default_rows, in_slices
+from memplan.chunking.sliced_loss import REDUCTIONS, Cast, Loss, default_rows, in_slices
 
 Function = Callable[..., Any]
 NOT_DEFERRED: Any = object()
