@@ -3,8 +3,9 @@
 Within `Deferring`, the product of a hidden state and a wide weight is a `Deferred`: a
 tensor with the shape and dtype of the logits, and no data. Views of its rows, and
 functions of each element or of each row, stay deferred. A cross-entropy of them runs
-in slices (`memplan.chunking.sliced_loss`). Everything else gets the logits, made then as the
-model would have made them, once, so that views of one another share memory as ever.
+in slices (`memplan.chunking.sliced_loss`). Everything else gets the logits, made then
+as the model would have made them, once, so that views of one another share memory as
+ever.
 """
 
 from __future__ import annotations
