@@ -28,6 +28,7 @@ from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs
 from memplan.graph.check import TINY, Snapshot, relative_error, tolerance_of
 from memplan.graph.clock import in_pairs
+from memplan.graph.export import first_line
 from memplan.graph.measure import activation_peak
 from memplan.graph.nest import flatten
 from memplan.graph.standin import is_traced
@@ -82,6 +83,7 @@ class Steps:
         self.snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
         self.uses = Uses()
         self.names: list[str] = []  # of weights whose logits only a loss needs
+        self.failure = ""
 
     def begin(self, put_back: Callable[[], None]) -> None:
         """Run the model, measure it, and see whose logits only a loss needs.
@@ -105,7 +107,11 @@ class Steps:
             with Deferring(self.uses):
                 return self.model(*args, **kwargs)
 
-        self.step(deferring)
+        try:
+            self.step(deferring)
+        except Exception as error:  # any code may stumble over logits that are left out
+            self.failure = f"it fails without its logits: {first_line(error)}"
+            return
         alone = self.uses.sliced.keys() - self.uses.whole.keys()
         self.names = [
             name for name, each in self.model.named_parameters() if id(each) in alone
@@ -281,6 +287,8 @@ class Steps:
 
     def obstacle(self) -> str:
         """Why no loss runs in slices."""
+        if self.failure:
+            return self.failure
         if not self.uses.whole:
             return "its forward has no product whose rows become wider"
         widest, function = max(self.uses.whole.values(), key=lambda pair: len(pair[0]))
