@@ -93,7 +93,9 @@ class Observed:
         (where windows are padded), the last (where causal attention has most keys) or
         another. What cannot be measured is taken from `memplan.graph.workspace`."""
         metas = [program.metas[name] for name in (*op.operands(), op.name)]
-        if not all(isinstance(meta, Meta) and meta.device == "cpu" for meta in metas):
+        on_cpu = all(isinstance(meta, Meta) and meta.device == "cpu" for meta in metas)
+        schema = getattr(op.target, "_schema", None)
+        if not on_cpu or (schema is not None and schema.is_mutable):
             return temporaries(program, op)
         try:
             return max(self._run(program, op, each) for each in _iterations(program))
