@@ -63,9 +63,13 @@ def chunk(
 
     Ctrl-C ends the search; the best module so far is returned if it fits the budget.
 
+    A model in training mode must return its loss. Its cross-entropy, with the logits,
+    then runs in slices; the budget is for a step with all gradients of parameters.
+
     Raises BudgetError (a NoPlanError) if no plan fits the budget within
     options.max_slowdown; UsageError for contradictory arguments and for a model in
-    training mode; InputError for a model that fails and a plan of another model.
+    training mode without a loss; InputError for a model that fails and a plan of
+    another model.
     """
     if isinstance(model, nn.Module) and model.training:
         return _trained(model, inputs, budget, plan, options or ChunkOptions())

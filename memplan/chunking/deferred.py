@@ -11,6 +11,7 @@ ever.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,12 +21,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812, as everywhere in torch's own code
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from memplan.chunking.sliced_loss import REDUCTIONS, Cast, Loss, default_rows, in_slices
+from memplan.chunking.sliced_loss import (
+    REDUCTIONS,
+    Cast,
+    Loss,
+    default_rows,
+    in_slices,
+    product_dtype,
+)
 
 Function = Callable[..., Any]
 NOT_DEFERRED: Any = object()
+WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
+SAMPLED = 64  # about as many rows, and columns, of a weight are compared
 STALE = (
     "logits that memplan.chunk left out are asked for after what they are made of has "
     "changed; ask for them before the optimizer's step, or train the original model, "
@@ -72,6 +82,8 @@ class Deferred(Tensor):  # type: ignore[misc]
     _root: Deferred | None  # no circle: what it holds would outlive it
     _whole: Tensor | None
 
+    _derived: list[weakref.ref[Deferred]]
+
     @staticmethod
     def __new__(
         cls, like: Tensor, source: Source, hidden: Tensor, make: Function
@@ -83,26 +95,38 @@ class Deferred(Tensor):  # type: ignore[misc]
             strides=like.stride(),
             dtype=like.dtype,
             device=hidden.device,
-            requires_grad=True,
         )
         self.source, self.hidden, self._root = source, hidden, None
         self.before, self.classes = (), -1
-        self._make, self._whole = make, None
-        self._versions = self._now()
+        self._make, self._whole, self._derived = make, None, []
         return self
+
+    def begin(self) -> None:
+        """Note what it is made of, to see later whether that has changed."""
+        self._versions, self._sample = self._now(), self._sampled().clone()
 
     @property
     def root(self) -> Deferred:
         """The projection that it is derived from, or itself."""
         return self if self._root is None else self._root
 
-    def _now(self) -> list[int]:
+    def _now(self) -> list[tuple[int, int]]:
         given = (self.hidden, self.source.weight, self.source.bias)
-        return [each._version for each in given if each is not None]
+        kept = [each for each in given if each is not None]
+        return [(each._version, each.data_ptr()) for each in kept]
+
+    def _sampled(self) -> Tensor:
+        """Some of the weight: fused optimizers leave its version as it is."""
+        rows, columns = (max(1, size // SAMPLED) for size in self.source.weight.shape)
+        return self.source.weight.detach()[::rows, ::columns]
 
     def check(self) -> None:
         """Raise RuntimeError if what it is made of has changed."""
-        if self.root._versions != self.root._now():
+        root = self.root
+        same = root._versions == root._now() and torch.equal(
+            root._sample.nan_to_num(), root._sampled().nan_to_num()
+        )
+        if not same:
             raise RuntimeError(STALE)
 
     def whole(self, reason: str) -> Tensor:
@@ -111,8 +135,15 @@ class Deferred(Tensor):  # type: ignore[misc]
             self.check()
             owner = self.source.owner
             self.source.uses.whole.setdefault(id(owner), (owner, reason))
-            self._whole = self._make(reason)
+            with torch.inference_mode(False), torch.enable_grad():
+                self._whole = self._make(reason)
         return self._whole
+
+    def before_write(self, reason: str) -> None:
+        """Make what is derived from it, before something writes to its memory."""
+        for each in self.root._derived:
+            if (made := each()) is not None:
+                made.whole(reason)
 
     @property
     def is_free(self) -> bool:
@@ -125,20 +156,30 @@ class Deferred(Tensor):  # type: ignore[misc]
         *args: Any,
         like: Tensor | None = None,
         **kwargs: Any,
-    ) -> Deferred:
-        """What a function makes of it, deferred; args, kwargs: those after the first;
-        like: as the result is, where a tensor on the meta device does not show it."""
+    ) -> Any:
+        """What a function makes of it, deferred; NOT_DEFERRED if these are no numbers
+        of its kind. args, kwargs: those after the first; like: as the result is, where
+        a tensor on the meta device does not show it."""
         if like is None:
             meta = torch.empty_strided(
                 self.shape, self.stride(), dtype=self.dtype, device="meta"
             )
             like = function(meta, *args, **kwargs)
 
-        def make(reason: str) -> Tensor:
-            return function(self.whole(reason), *args, **kwargs)
+        if not like.is_floating_point():
+            return NOT_DEFERRED
 
-        made = Deferred(like, self.source, self.hidden, make)
+        def again(whole: Tensor) -> Tensor:
+            return function(whole, *args, **kwargs)
+
+        def build() -> Deferred:
+            return Deferred(
+                like, self.source, self.hidden, lambda reason: again(self.whole(reason))
+            )
+
+        made: Deferred = _Linked.apply(build, again, self)
         made.before, made.classes, made._root = self.before, self.classes, self.root
+        self.root._derived.append(weakref.ref(made))
         return made
 
     @classmethod
@@ -157,11 +198,16 @@ class Deferred(Tensor):  # type: ignore[misc]
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
         first = args[0] if args else None
-        if isinstance(first, Deferred) and first.is_free and name in RULES:
+        possible = torch.is_grad_enabled() or name == "argmax"
+        if isinstance(first, Deferred) and first.is_free and possible and name in RULES:
             found = RULES[name](first, func, args[1:], kwargs)
             if found is not NOT_DEFERRED:
                 return found
         reason = name or str(func)
+        if _writes(name) or "out" in kwargs:
+            for each in tree_leaves((args, kwargs)):
+                if isinstance(each, Deferred):
+                    each.before_write(reason)
         args, kwargs = tree_map(
             lambda x: x.whole(reason) if isinstance(x, Deferred) else x, (args, kwargs)
         )
@@ -176,6 +222,31 @@ class Deferred(Tensor):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         raise NotImplementedError(f"{func} takes logits that memplan.chunk left out")
+
+
+class _Linked(torch.autograd.Function):  # type: ignore[misc]
+    """A deferred tensor's place in the graph, for gradients that reach the tensor as it
+    is, from hooks and other functions with a backward pass of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, build: Function, again: Function, *given: Any) -> Any:
+        """build: makes the deferred tensor; again: its values of the `given` ones."""
+        ctx.again = again
+        ctx.save_for_backward(*given)
+        return build()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[2:]
+        given = [
+            each if each is None else each.detach().requires_grad_(needs)
+            for each, needs in zip(ctx.saved_tensors, needed, strict=True)
+        ]
+        with torch.enable_grad():
+            made = ctx.again(*given)
+        wanted = [each for each, needs in zip(given, needed, strict=True) if needs]
+        found = iter(torch.autograd.grad(made, wanted, gradient, allow_unused=True))
+        return (None, None, *(next(found) if needs else None for needs in needed))
 
 
 Rest = tuple[Any, ...]
@@ -193,7 +264,8 @@ def _same_rows(x: Deferred, func: Function, rest: Rest, options: Options) -> Any
     if x.classes != -1:
         return NOT_DEFERRED
     made = x.derived(func, *rest, **options)
-    if made.shape[-1:] != x.shape[-1:] or made.numel() != x.numel():
+    same = made is not NOT_DEFERRED and made.dtype == x.dtype
+    if not same or made.shape[-1:] != x.shape[-1:] or made.numel() != x.numel():
         return NOT_DEFERRED
     made.hidden = x.hidden.reshape(*made.shape[:-1], x.hidden.shape[-1])
     return made
@@ -224,7 +296,7 @@ def _chosen(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
     if masks:
         shape = *hidden.shape[:-1], x.shape[-1]
         like = torch.empty(shape, dtype=x.dtype, device="meta")
-        made = x.derived(func, *rest, like=like)
+        made = x.derived(func, masks[0].clone(), like=like)
     else:
         made = x.derived(func, *rest)
     made.hidden = hidden
@@ -237,6 +309,8 @@ def _of_each(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
     if not all(isinstance(each, int | float | torch.dtype) for each in others):
         return NOT_DEFERRED
     made = x.derived(func, *rest, **options)
+    if made is NOT_DEFERRED:
+        return made
     if func.__name__ in CASTS:
         change: Function = Cast(made.dtype)
     else:
@@ -262,14 +336,11 @@ def _shifted(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
         return NOT_DEFERRED
     if other.dim() > x.dim() or torch.promote_types(x.dtype, other.dtype) != x.dtype:
         return NOT_DEFERRED
-    made = x.derived(func, other.to("meta"))
-    made._make = partial(_whole_shifted, x, func, other)
+    other = other.clone()  # which the model may change
+    like = torch.empty(x.shape, dtype=x.dtype, device="meta")
+    made = x.derived(func, other, like=like)
     made.before = *x.before, partial(_called, func, (other.flatten(),), {})
     return made
-
-
-def _whole_shifted(x: Deferred, func: Function, other: Tensor, reason: str) -> Any:
-    return func(x.whole(reason), other)
 
 
 def _argmax(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
@@ -317,6 +388,8 @@ def _moved(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
 
 def _loss(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
     """A loss whose rows are the projection's."""
+    if func not in LOSSES:
+        return NOT_DEFERRED
     given = inspect.signature(func).bind(x, *rest, **options).arguments
     del given["input"]
     targets, reduction = given.pop("target"), given.pop("reduction", "mean")
@@ -346,7 +419,11 @@ def _loss(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
     source.uses.rows = max(source.uses.rows, lead.numel())
     source.uses.bytes = max(source.uses.bytes, size)
     loss = Loss(func, reduction, given, x.before)
-    return in_slices(x.hidden, source.weight, source.bias, targets, loss, source.rows)
+    product = x.hidden, source.weight, source.bias
+    return in_slices(product, targets, loss, source.rows, x.root.dtype)
+
+
+LOSSES = {F.cross_entropy, F.nll_loss}
 
 
 RULES: dict[str, Function] = {
@@ -414,30 +491,41 @@ class Deferring(TorchFunctionMode):  # type: ignore[misc]
             wanted = isinstance(owner, nn.Parameter) and len(weight) > weight.shape[1]
         else:
             wanted = id(owner) in self.owners
-        if not wanted or hidden.dtype != weight.dtype or hidden.dim() < 2:
+        if not wanted or hidden.dim() < 2 or not weight.is_floating_point():
             return None
         if not (hidden.requires_grad or weight.requires_grad):
             return None
         kind = hidden.device.type
         autocast = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        dtype = product_dtype(hidden, weight)
+        if dtype is None:  # torch will say that they do not fit
+            return None
         shape = *hidden.shape[:-1], len(weight)
-        dtype = autocast[0] if autocast[1] else weight.dtype
         like = torch.empty(shape, dtype=dtype, device="meta")
 
         def make(_: str) -> Tensor:
-            with (
-                torch._C.DisableTorchFunction(),
-                torch.enable_grad(),
-                torch.autocast(kind, *autocast),
-            ):
+            with torch._C.DisableTorchFunction(), torch.autocast(kind, *autocast):
                 return func(*args, **kwargs)
+
+        def again(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            with torch._C.DisableTorchFunction(), torch.autocast(kind, *autocast):
+                return F.linear(hidden, weight, bias)
 
         if self.owners is None:
             rows = default_rows(hidden.shape[:-1].numel(), *weight.t().shape)
         else:
             rows = self.owners[id(owner)]
         source = Source(weight, bias, owner, self.uses, rows, autocast)
-        return Deferred(like, source, hidden, make)
+        made: Deferred = _Linked.apply(
+            partial(Deferred, like, source, hidden, make), again, hidden, weight, bias
+        )
+        made.begin()
+        return made
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of this name writes to an operand."""
+    return name in WRITES or (name.endswith("_") and not name.endswith("__"))
 
 
 def _is_plain(value: object) -> bool:

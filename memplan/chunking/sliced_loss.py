@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812, as everywhere in torch's own code
 
 from memplan.errors import UsageError
@@ -80,6 +79,14 @@ class Loss:
         )
 
 
+def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype | None:
+    """The dtype of a linear layer's result; None if it takes no such operands."""
+    kind, both = hidden.device.type, {hidden.dtype, weight.dtype}
+    if torch.is_autocast_enabled(kind) and torch.float64 not in both:
+        return torch.get_autocast_dtype(kind)
+    return weight.dtype if len(both) == 1 else None
+
+
 def default_rows(rows: int, width: int, classes: int) -> int:
     """Rows of a slice whose logits take about what `hidden` takes."""
     return max(FEWEST_ROWS, rows * width // max(1, classes))
@@ -115,6 +122,10 @@ def chunk_loss(  # noqa: PLR0913 - by name, but four
             f"weight must be [classes, {width}], as hidden is [..., {width}], not "
             f"{list(weight.shape)}"
         )
+    if product_dtype(hidden, weight) is None:
+        raise UsageError(f"hidden is of {hidden.dtype}, weight of {weight.dtype}")
+    if targets.requires_grad:
+        raise UsageError("targets must not require a gradient")
     likely = targets.shape == (*lead, len(weight)) and targets.is_floating_point()
     if targets.shape != lead and not likely:
         raise UsageError(
@@ -131,38 +142,43 @@ def chunk_loss(  # noqa: PLR0913 - by name, but four
     if not likely:
         options["ignore_index"] = ignore_index
     loss = Loss(F.cross_entropy, reduction, options)
-    return in_slices(hidden, weight, bias, targets, loss, rows)
+    return in_slices((hidden, weight, bias), targets, loss, rows)
 
 
 def in_slices(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    product: tuple[Tensor, Tensor, Tensor | None],
     targets: Tensor,
     loss: Loss,
     rows: int | None = None,
+    cast: torch.dtype | None = None,
 ) -> Tensor:
-    """The loss of `linear(hidden, weight, bias)`; see `chunk_loss` for the shapes."""
+    """The loss of a linear layer; see `chunk_loss` for the shapes.
+
+    product: hidden, weight and bias. cast: the layer's dtype; None: as autocast is now.
+    """
+    hidden, weight, bias = product
     lead, width = hidden.shape[:-1], hidden.shape[-1]
     flat = hidden.reshape(-1, width)
     wanted = targets.reshape(len(flat), *targets.shape[len(lead) :])
+    wanted = wanted if wanted.is_floating_point() else wanted.long()
     rows = rows or default_rows(len(flat), width, len(weight))
     kind = hidden.device.type
     autocast = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-    task = _Task(wanted, loss, rows, kind, autocast)
+    cast = cast or product_dtype(hidden, weight) or weight.dtype
+    task = _Task(wanted, loss, rows, cast, autocast)
     found: Tensor = _Sliced.apply(flat, weight, bias, task)
     return found.reshape(lead) if loss.reduction == "none" else found
 
 
 @dataclass(frozen=True)
 class _Task:
-    """targets, loss, rows: as `in_slices` takes them. kind: the device's. autocast: its
-    dtype, and whether it is on."""
+    """targets, loss, rows, cast: as `in_slices` takes them. autocast: its dtype, and
+    whether it is on where the loss is made."""
 
     targets: Tensor
     loss: Loss
     rows: int
-    kind: str
+    cast: torch.dtype
     autocast: tuple[torch.dtype, bool]
 
 
@@ -171,25 +187,38 @@ class _Sliced(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task
     ) -> Tensor:
-        ctx.task = task
         work = _Work(task, hidden, weight, bias)
-        if task.loss.reduction == "none":
-            ctx.save_for_backward(hidden, weight, bias)
-            return work.each()
+        each = task.loss.reduction == "none"
+        # Small gradients in float16 need the factor of the backward pass.
+        ctx.task, ctx.late = task, each or task.cast == torch.float16
+        if ctx.late:
+            ctx.save_for_backward(hidden, weight, bias, task.targets)
+            return work.each() if each else work.total((False, False, False))[0]
         found, gradients = work.total(ctx.needs_input_grad[:3])
         ctx.save_for_backward(*gradients)
         return found
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "gradients of a loss in slices have no gradients (create_graph); train "
+                "the original model, which is at .model"
+            )
         found = list(ctx.saved_tensors)
-        if ctx.task.loss.reduction == "none":
-            work = _Work(ctx.task, *found)
+        if ctx.late:
+            work = _Work(ctx.task, *found[:3])
             found = work.gradients(upstream, ctx.needs_input_grad[:3])
-        elif upstream.device.type != "cpu" or upstream.item() != 1:
+        elif not _is_one(upstream):
             found = [None if x is None else x * upstream.to(x.dtype) for x in found]
         return (*found, None)
+
+
+def _is_one(factor: Tensor) -> bool:
+    """Whether a factor can be left out; on a GPU, asking would take longer."""
+    if factor.device.type != "cpu" or torch._C._functorch.is_batchedtensor(factor):
+        return False
+    return bool(factor.item() == 1)
 
 
 class _Work:
@@ -198,12 +227,11 @@ class _Work:
     def __init__(
         self, task: _Task, hidden: Tensor, weight: Tensor, bias: Tensor | None
     ) -> None:
-        self.kind, self.autocast = task.kind, task.autocast
+        self.kind, self.autocast = hidden.device.type, task.autocast
         self.targets, self.loss, self.rows = task.targets, task.loss, task.rows
         self.given = hidden, weight, bias
-        cast = self.autocast[0] if self.autocast[1] else weight.dtype
-        self.hidden, self.weight = hidden.to(cast), weight.to(cast)
-        self.bias = None if bias is None else bias.to(cast)
+        self.hidden, self.weight = hidden.to(task.cast), weight.to(task.cast)
+        self.bias = None if bias is None else bias.to(task.cast)
 
     def slices(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Each slice's rows, its logits and its targets."""
@@ -244,8 +272,12 @@ class _Work:
     def gradients(
         self, upstream: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
-        """The gradients of each row's loss times its `upstream`."""
+        """The gradients of the loss, or of each row's, times `upstream`."""
         gradients = _Gradients(self, wanted)
+        if self.loss.reduction != "none":
+            exact = upstream.to(_exact(upstream.dtype))
+            whole = exact / self.loss.divisor(self.targets)
+            upstream = whole.expand(len(self.hidden))
         for at, logits, targets in self.slices():
             gradients.add(at, self.slope(logits, targets, upstream[at])[1])
         return gradients.found()
@@ -263,7 +295,8 @@ class _Work:
         with torch.enable_grad():
             logits.requires_grad_()
             value = self.value(logits, targets)
-            (slope,) = torch.autograd.grad(value, logits, upstream.to(value.dtype))
+            factor = upstream if value.dim() == upstream.dim() else upstream[0]
+            (slope,) = torch.autograd.grad(value, logits, factor.to(value.dtype))
         return value.detach(), slope
 
     def value_of(self, logits: Tensor) -> Tensor:

@@ -290,7 +290,7 @@ class Steps:
         if self.failure:
             return self.failure
         if not self.uses.whole:
-            return "its forward has no product whose rows become wider"
+            return "its forward multiplies by no parameter that makes rows wider"
         widest, function = max(self.uses.whole.values(), key=lambda pair: len(pair[0]))
         names = {id(each): name for name, each in self.model.named_parameters()}
         return (

@@ -102,7 +102,8 @@ class _Taken:
             return lambda *_: value
         if isinstance(value, (torch.Tensor, *PLAIN)) or key in self._whole:
             return self._leaf(value)
-        children, spec = pytree.tree_flatten(value, lambda each: each is not value)
+        # By id: torch's function keeps what it is given until garbage is collected.
+        children, spec = pytree.tree_flatten(value, lambda each: id(each) != key)
         if spec.is_leaf():
             return self._object(value)
         self._nests[key] = value

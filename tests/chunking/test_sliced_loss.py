@@ -140,6 +140,11 @@ def test_it_needs_a_slice_of_the_logits() -> None:
         ({"targets": torch.zeros(8).long()}, r"targets must be \[9\]"),
         ({"reduction": "max"}, "reduction is one of mean, sum, none"),
         ({"rows": 0}, "rows must be 1 or more"),
+        ({"weight": torch.zeros(5, 4).double()}, "hidden is of torch.float32, weight"),
+        (
+            {"targets": torch.zeros(9, 5, requires_grad=True)},
+            "targets must not require a gradient",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
@@ -150,3 +155,23 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
     }
     with pytest.raises(memplan.MemplanError, match=message):
         memplan.chunk_loss(**{**given, **change})
+
+
+def test_small_gradients_in_float16_survive_with_a_loss_scale() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(400, 32), torch.randn(3000, 32) / 20
+    targets = torch.randint(0, 3000, (400,))
+    of = [hidden.requires_grad_(), weight.requires_grad_()]
+    exact = torch.autograd.grad(65536 * F.cross_entropy(F.linear(*of), targets), of)
+    with torch.autocast("cpu", torch.float16):
+        loss = memplan.chunk_loss(*of, targets, rows=50)
+    for ours, plain in zip(torch.autograd.grad(65536 * loss, of), exact, strict=True):
+        assert float((ours - plain).norm() / plain.norm()) < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_targets_of_other_integers(dtype: Any) -> None:
+    hidden, weight = torch.randn(9, 4), torch.randn(6, 4)
+    targets = torch.arange(9) % 6
+    loss = memplan.chunk_loss(hidden, weight, targets.to(dtype))
+    assert torch.equal(loss, memplan.chunk_loss(hidden, weight, targets))

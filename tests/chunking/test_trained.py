@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +305,118 @@ def test_what_cannot_be_trained_is_said() -> None:
         memplan.chunk(Silent(), torch.zeros(2, 5), "50%")
     with pytest.raises(UsageError, match="either a budget or a plan"):
         memplan.chunk(Silent(), torch.zeros(2, 4))
+
+
+class Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient
+
+
+def peaks(logits: Any) -> Any:
+    return logits.logsumexp(-1).square().mean()
+
+
+def by_function(model: Any, inputs: Any) -> Any:
+    loss, logits = model(*inputs)
+    return loss + peaks(Copied.apply(logits))
+
+
+def after_a_metric(model: Any, inputs: Any) -> Any:
+    loss, logits = model(*inputs)
+    with torch.no_grad():
+        logits.softmax(-1)
+    return loss + peaks(logits)
+
+
+def after_inference(model: Any, inputs: Any) -> Any:
+    loss, logits = model(*inputs)
+    with torch.inference_mode():
+        logits.softmax(-1)
+    return loss + peaks(logits)
+
+
+def of_a_constant(model: Any, inputs: Any) -> Any:
+    loss, logits = model(*inputs)
+    with torch.no_grad():
+        target = logits / 2
+    return loss - (target.softmax(-1) * logits.log_softmax(-1)).mean()
+
+
+def of_an_older_copy(model: Any, inputs: Any) -> Any:
+    loss, logits = model(*inputs)
+    double = logits * 2.0
+    logits[..., :10] = -5.0
+    return loss + peaks(double) + peaks(logits)
+
+
+def hooked(model: Any, inputs: Any) -> Any:
+    model.head.register_full_backward_hook(lambda *_: None)
+    return model(*inputs)[0]
+
+
+def in_float64(model: Any, inputs: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return model.double()(*inputs)[0]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(by_function, after_a_metric, after_inference, of_a_constant),
+        *(of_an_older_copy, hooked, in_float64),
+    ],
+)
+def test_other_uses_of_logits_have_their_gradients(loss: Any) -> None:
+    model, inputs = made(shifted)
+    other = copy.deepcopy(model)
+    sliced = memplan.chunk(model, inputs, "60%", options=ANY)
+    for each in (sliced, other):
+        torch.manual_seed(5)
+        loss(each, inputs).backward()
+    for ours, plain in zip(sliced.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(ours.grad, plain.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    model, inputs = made(shifted)
+    sliced = memplan.chunk(model, inputs, "60%", options=ANY)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad(sliced(*inputs)[0], [model.head.weight], create_graph=True)
+
+
+def test_fused_optimizers_change_weights_too() -> None:
+    model, inputs = made(shifted)
+    sliced = memplan.chunk(model, inputs, "60%", options=ANY)
+    loss, logits = sliced(*inputs)
+    loss.backward()
+    torch.optim.AdamW(model.parameters(), fused=True).step()
+    with pytest.raises(RuntimeError, match="before the optimizer's step"):
+        logits.argmax(-1)
+
+
+@dataclass
+class Found:
+    loss: Any
+    logits: Any
+
+
+def objects(model: Model, x: Any, targets: Any) -> Any:
+    return Found(*shifted(model, x, targets))
+
+
+def test_nothing_outlives_the_search() -> None:
+    model, inputs = made(objects)
+    seen = []
+    model.register_forward_hook(lambda _, __, out: seen.append(weakref.ref(out)))
+    gc.collect()
+    gc.disable()
+    try:
+        memplan.chunk(model, inputs, "60%", options=ANY)
+        assert [each() for each in seen] == [None] * len(seen)
+    finally:
+        gc.enable()
