@@ -81,7 +81,6 @@ class Deferred(Tensor):  # type: ignore[misc]
     classes: int
     _root: Deferred | None  # no circle: what it holds would outlive it
     _whole: Tensor | None
-
     _derived: list[weakref.ref[Deferred]]
 
     @staticmethod

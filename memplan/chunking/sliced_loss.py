@@ -202,8 +202,7 @@ class _Sliced(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "gradients of a loss in slices have no gradients (create_graph); train "
-                "the original model, which is at .model"
+                "gradients of a loss in slices have no gradients (create_graph=True)"
             )
         found = list(ctx.saved_tensors)
         if ctx.late:

@@ -26,12 +26,19 @@ from memplan.chunking.planfile import read_chunk_plan
 from memplan.chunking.workbench import with_times
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs
-from memplan.graph.check import TINY, Snapshot, relative_error, tolerance_of
+from memplan.graph.check import (
+    TINY,
+    Snapshot,
+    devices_drawn,
+    relative_error,
+    tolerance_of,
+)
 from memplan.graph.clock import in_pairs
 from memplan.graph.export import first_line
 from memplan.graph.measure import activation_peak
 from memplan.graph.nest import flatten
 from memplan.graph.standin import is_traced
+from memplan.graph.weights import Weights
 from memplan.units import format_bytes
 
 FEWEST = 16  # rows of a slice
@@ -55,9 +62,9 @@ class Trained(Chunked):
         plain = not (self.model.training and torch.is_grad_enabled() and rows)
         if plain or is_traced((*args, *kwargs.values())):
             return self.model(*args, **kwargs)
-        known = dict(self.model.named_parameters(remove_duplicate=False))
-        there = rows.keys() & known.keys()
-        with Deferring(Uses(), {id(known[name]): rows[name] for name in there}):
+        weights = Weights(self.model, {})
+        owners = {id(weights[name]): rows[name] for name in rows if name in weights}
+        with Deferring(Uses(), owners):
             return self.model(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -99,7 +106,7 @@ class Steps:
             raise
         except Exception as error:  # the user's code may raise anything
             raise InputError(
-                f"the model fails on these inputs: {type(error).__name__}: {error}"
+                f"a step of the model fails on these inputs: {first_line(error)}"
             ) from error
         self.before = activation_peak(lambda: self.step(self.model), self.device)
 
@@ -123,7 +130,7 @@ class Steps:
         """The loss and the gradients of parameters, with the same random numbers each
         time; buffers and attributes are put back. weights: other ones."""
         try:
-            with torch.enable_grad(), torch.random.fork_rng(_devices()):
+            with torch.enable_grad(), torch.random.fork_rng(devices_drawn()):
                 torch.manual_seed(SEED)
                 loss = _loss_of(self.inputs.run(run))
                 weights = weights or self.weights
@@ -290,12 +297,12 @@ class Steps:
         if self.failure:
             return self.failure
         if not self.uses.whole:
-            return "its forward multiplies by no parameter that makes rows wider"
+            return "no product with a parameter that makes rows wider was seen in it"
         widest, function = max(self.uses.whole.values(), key=lambda pair: len(pair[0]))
         names = {id(each): name for name, each in self.model.named_parameters()}
         return (
-            f"its widest product, of {names.get(id(widest), 'a weight')}, does not go "
-            f"to a cross-entropy alone: {function} needs it whole"
+            f"its product with {names.get(id(widest), 'a weight')} does not go to a "
+            f"cross-entropy alone: {function} needs it whole"
         )
 
     def refused(self, closest: Trained, limit: int) -> BudgetError:
@@ -357,8 +364,3 @@ def _row(name: str, extent: int, rows: int) -> RegionRow:
         "depth": 0,
         "line": "",
     }
-
-
-def _devices() -> list[int] | None:
-    """Whose random states are to be kept: of all GPUs, if any is in use."""
-    return None if torch.cuda.is_initialized() else []

@@ -147,8 +147,7 @@ def results_of(
     required: results without which its exception propagates.
     """
     snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
-    devices: list[int] | None = None if torch.cuda.is_initialized() else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
+    with torch.no_grad(), torch.random.fork_rng(devices_drawn()):
         torch.manual_seed(NOISE_SEED)
         try:
             found = [inputs.run(run)]
@@ -163,6 +162,12 @@ def results_of(
         finally:
             snapshot.restore()
     return found
+
+
+def devices_drawn() -> list[int] | None:
+    """The GPUs whose random states a run may change, for torch's `fork_rng`: all
+    (None) if any is in use."""
+    return None if torch.cuda.is_initialized() else []
 
 
 class Snapshot:

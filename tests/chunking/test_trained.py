@@ -216,8 +216,8 @@ def squared(model: Model, x: Any, targets: Any) -> Any:
 @pytest.mark.parametrize(
     ("head", "reason"),
     [
-        (written, "of head.weight, does not go to a cross-entropy alone: __setitem__"),
-        (likeliest, "of head.weight, does not go to a cross-entropy alone: max needs"),
+        (written, "with head.weight does not go to a cross-entropy alone: __setitem__"),
+        (likeliest, "with head.weight does not go to a cross-entropy alone: max needs"),
         (squared, "mean needs it whole"),
     ],
 )
