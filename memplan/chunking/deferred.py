@@ -47,12 +47,11 @@ STALE = (
 class Uses:
     """What became of the projections: weights (by id) whose logits went to a loss in
     slices, and those that something else needed, with the function's name; the most
-    rows of logits in slices, and their bytes."""
+    rows of logits in slices."""
 
     sliced: dict[int, Tensor] = field(default_factory=dict)
     whole: dict[int, tuple[Tensor, str]] = field(default_factory=dict)
     rows: int = 0
-    bytes: int = 0
 
 
 class Source(NamedTuple):
@@ -414,9 +413,7 @@ def _loss(x: Deferred, func: Function, rest: Rest, options: Options) -> Any:
     x.check()
     source = x.source
     source.uses.sliced[id(source.owner)] = source.owner
-    size = lead.numel() * len(source.weight) * x.root.itemsize
     source.uses.rows = max(source.uses.rows, lead.numel())
-    source.uses.bytes = max(source.uses.bytes, size)
     loss = Loss(func, reduction, given, x.before)
     product = x.hidden, source.weight, source.bias
     return in_slices(product, targets, loss, source.rows, x.root.dtype)

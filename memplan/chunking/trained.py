@@ -241,7 +241,7 @@ class Steps:
     def lower(self, limit: int) -> list[Trained]:
         """Modules of smaller and smaller slices, each of which needs less than the one
         before and the model, up to the first that fits a limit. Slices are halved from
-        half of all rows, faster where that is far from the limit."""
+        half of all rows."""
         found: list[Trained] = []
         rows, least = self.uses.rows, self.before
         while self.names and (rows > FEWEST or rows == self.uses.rows):
@@ -254,10 +254,6 @@ class Steps:
             least = after
             if after <= limit:
                 break
-            less = (self.before - after) / (self.uses.rows - rows)  # per row
-            over = (after - limit) / max(less, self.uses.bytes / self.uses.rows)
-            while limit and -(-rows // 2) > max(rows - over, FEWEST):
-                rows, over = -(-rows // 2), over - rows // 2
         return found
 
     def timed(self, module: Trained) -> Trained:
