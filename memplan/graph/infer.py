@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.graph.program import (
@@ -21,6 +22,8 @@ from memplan.graph.program import (
 
 if TYPE_CHECKING:
     import torch
+
+RESHAPES = {"view", "view_as", "reshape", "reshape_as", "_unsafe_view", "flatten"}
 
 Key = tuple[Callable[..., object], Hashable, tuple[Metas, ...]]
 
@@ -75,8 +78,13 @@ class Inference:
     ) -> Inferred | tuple[Inferred, ...]:
         import torch
 
-        with self._mode, torch.no_grad():
-            given = {name: _empty(program.metas[name]) for name in names}
+        # Fake tensors give dimensions of length 1 other strides than reshapes of real
+        # ones do, and strides choose kernels. Tensors on the meta device do not.
+        reshapes = key_of(target).removeprefix("aten.") in RESHAPES
+        mode = nullcontext() if reshapes else self._mode
+        with mode, torch.no_grad():
+            device = "meta" if reshapes else None
+            given = {name: _empty(program.metas[name], device) for name in names}
             filled, keywords = mapped(args, lambda ref: given[ref.name])
             if target is torch.ops.aten.batch_norm.default and _scales(*filled[:6]):
                 target, filled = torch.ops.aten.neg.default, filled[:1]  # lies alike
@@ -91,7 +99,10 @@ class Inference:
                 if not isinstance(tensor, torch.Tensor):
                     raise ShapeError(f"{key_of(target)}: a result is not a tensor")
                 alias = owners.setdefault(_storage(tensor), -2 - position)
-                found.append(Inferred(meta_of(tensor), alias))
+                meta = meta_of(tensor)
+                if reshapes:
+                    meta = meta._replace(device=program.metas[names[0]].device)
+                found.append(Inferred(meta, alias))
             return tuple(found) if several else found[0]
 
 
@@ -116,13 +127,14 @@ def _root(program: Program, names: list[str], alias: int, own: str) -> Roots:
     return program.roots[names[alias]] if alias >= 0 else own
 
 
-def _empty(meta: Metas) -> torch.Tensor | tuple[object, ...]:
+def _empty(metas: Metas, device: str | None) -> torch.Tensor | tuple[object, ...]:
+    """A tensor, or several, without data; None for device: each on its own."""
     import torch
 
-    if isinstance(meta, tuple) and not isinstance(meta, Meta):
-        return tuple(map(_empty, meta))
+    if not isinstance(metas, Meta):
+        return tuple(_empty(each, device) for each in metas)
     return torch.empty_strided(
-        meta.shape, meta.strides, dtype=meta.dtype, device=meta.device
+        metas.shape, metas.strides, dtype=metas.dtype, device=device or metas.device
     )
 
 

@@ -1,0 +1,55 @@
+"""Shapes, strides and aliases of results, against those of real tensors."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.graph.infer import Inference, meta_of
+from memplan.graph.program import Op, Program, Ref
+
+aten = torch.ops.aten
+
+
+@st.composite
+def laid_out(draw: st.DrawFn) -> torch.Tensor:
+    """A tensor whose dimensions, many of length 1, lie in any order in memory, perhaps
+    as a part of a larger one."""
+    shape = draw(st.lists(st.sampled_from([1, 1, 2, 3]), min_size=1, max_size=4))
+    order = draw(st.permutations(range(len(shape))))
+    made = torch.zeros([shape[i] for i in order])
+    made = made.permute([order.index(i) for i in range(len(shape))])
+    if draw(st.booleans()):
+        dim = draw(st.integers(0, len(shape) - 1))
+        made = made.narrow(dim, 0, 1)
+    return made
+
+
+@st.composite
+def sizes(draw: st.DrawFn, count: int) -> list[int]:
+    """A shape of `count` elements."""
+    shape = [1] * draw(st.integers(1, 4))
+    for prime in (2, 3):
+        while count % prime == 0:
+            count //= prime
+            shape[draw(st.integers(0, len(shape) - 1))] *= prime
+    assert count == 1
+    return shape
+
+
+@given(st.data())
+def test_reshapes_lie_as_those_of_real_tensors(data: st.DataObject) -> None:
+    x = data.draw(laid_out())
+    shape = data.draw(sizes(x.numel()))
+    chosen = st.sampled_from([aten.view.default, aten.reshape.default])
+    target = data.draw(chosen)
+    try:
+        real = target(x, shape)
+    except RuntimeError:  # no view has this shape
+        return
+    program = Program(["x"], {}, [], (), {"x": meta_of(x)}, {"x": "x"})
+    Inference().add(program, Op("y", target, (Ref("x"), shape)))
+    assert program.metas["y"] == meta_of(real)
+    shares = real.data_ptr() == x.data_ptr()
+    assert program.roots["y"] == ("x" if shares else "y")
