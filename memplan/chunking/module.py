@@ -29,7 +29,8 @@ from memplan.graph.weights import Watch, Weights, has_hooks
 if TYPE_CHECKING:
     from memplan.chunking.shapes import OtherSizes
 
-MAX_SIZES = 64  # input sizes that are kept prepared; the oldest is dropped first
+# Input sizes that are kept, with loops and without; the oldest is dropped first.
+MAX_SIZES, MAX_FITTING = 64, 4096
 
 
 class Chunk:
@@ -138,7 +139,7 @@ class Chunked(StandIn):
 
     def accept(self, others: OtherSizes, always: bool) -> None:
         """Accept inputs of other sizes. others: prepares for them; always: whether at
-        their first call, without a call of `prepare`."""
+        their first call, too, without a call of `prepare`."""
         self._others, self._always = others, always
         for chunk in self.chunks.values():
             chunk.settle()
@@ -164,13 +165,17 @@ class Chunked(StandIn):
             )
         if self.chunks and not self._prepared.get(form):
             assert self._others is not None
-            self._keep(form, self._others.chunks(self.model, self.memplan, inputs))
+            smaller = form.within(self._first)
+            made = self._others.chunks(self.model, self.memplan, inputs, smaller)
+            self._keep(form, made)
 
     def _keep(self, form: Form, chunks: dict[str, Chunk]) -> None:
+        looped = bool(chunks)
         for chunk in chunks.values():
             chunk.settle()
-        if len(self._prepared) > MAX_SIZES:  # beside the first
-            self._prepared.pop(list(self._prepared)[1])
+        alike = [each for each, made in self._prepared.items() if bool(made) == looped]
+        if len(alike) > (MAX_SIZES if looped else MAX_FITTING):
+            self._prepared.pop(alike[1])  # not the first, that it was chunked for
         self._prepared[form] = chunks
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

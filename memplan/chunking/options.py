@@ -59,14 +59,15 @@ class ChunkOptions:
     max_slowdown: the largest accepted ratio of chunked to original time; None for any.
     effort: how far the search looks. time_limit: seconds for the whole search; None to
     let effort decide. progress: called with a short text at each stage. other_sizes:
-    whether the module prepares itself for inputs of other sizes.
+    whether the module prepares itself for inputs of other sizes
+    when it first meets them.
     """
 
     max_slowdown: float | None = MAX_SLOWDOWN
     effort: Effort = field(default_factory=Effort)
     time_limit: float | None = None
     progress: Callable[[str], None] = lambda _: None
-    other_sizes: bool = False
+    other_sizes: bool = True
 
     def __post_init__(self) -> None:
         check_slowdown(self.max_slowdown)

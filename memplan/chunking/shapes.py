@@ -21,7 +21,7 @@ from memplan.chunking.region import NotLoopableError, Region, call_of, chunked
 from memplan.chunking.rules.flow import Slice
 from memplan.chunking.rules.table import flow
 from memplan.chunking.rules.totals import Accumulation
-from memplan.chunking.search import Trial
+from memplan.chunking.trial import Trial
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError
 from memplan.graph.call import Inputs
@@ -47,32 +47,37 @@ class OtherSizes:
     progress: Callable[[str], None]
 
     def chunks(
-        self, model: nn.Module, plan: ChunkPlan, inputs: Inputs
+        self, model: nn.Module, plan: ChunkPlan, inputs: Inputs, smaller: bool
     ) -> dict[str, Chunk]:
         """What replaces each part of `model` on these inputs, checked and measured as
         after a search; {} if the model fits the budget unchanged.
 
+        smaller: whether no size is above those of the plan.
         Raises InputError for inputs that need more than those of the plan, and if other
         operators run; BudgetError if the regions exceed the budget.
         """
         progress = aloud(self.progress)
         with undone(model, inputs):
-            return self._chunks(model, plan, inputs, progress)
+            return self._chunks(model, plan, inputs, smaller, progress)
 
     def _chunks(
         self,
         model: nn.Module,
         plan: ChunkPlan,
         inputs: Inputs,
+        smaller: bool,
         progress: Callable[[str], None],
     ) -> dict[str, Chunk]:
-        exports = export_parts(model, inputs, searchable)
-        self._check_size(exports, plan)
+        exports = None
+        if not smaller:  # it runs only if that needs no more than at the first sizes
+            exports = export_parts(model, inputs, searchable)
+            self._check_size(exports, plan)
         bench = Workbench(model, inputs, progress)
-        bench.exports = exports
         budget, lowest = plan.budget_bytes, bench.before
         if lowest <= budget:
             return {}
+        exports = exports or export_parts(model, inputs, searchable)
+        bench.exports = exports
         why = "no step is small enough"
         for halvings in range(HALVINGS):
             try:
@@ -149,7 +154,7 @@ def resized(
         if found is not None:
             program = chunked(program, found, inference)
             regions.append(found)
-    return Trial(tuple(regions), program, profile(program), again=of.again)
+    return Trial(tuple(regions), program, again=of.again)
 
 
 def at_sizes(

@@ -221,6 +221,16 @@ class Form:
         )
         return replace(self, leaves=tuple(kinds))
 
+    def within(self, other: Form) -> bool:
+        """Whether no size is above that of `other`, which is alike."""
+        pairs = zip(self.leaves, other.leaves, strict=True)
+        return all(
+            size <= most
+            for mine, theirs in pairs
+            if isinstance(mine, Kind) and isinstance(theirs, Kind)
+            for size, most in zip(mine.shape, theirs.shape, strict=True)
+        )
+
     def difference(self, other: Form) -> str:
         """What differs, as in "for 1×3 float32 on cpu, not 2×3 float32 on cpu"."""
         if self.nest != other.nest:

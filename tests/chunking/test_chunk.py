@@ -6,6 +6,7 @@ import copy
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,7 +133,8 @@ def test_defaults_may_be_given_or_left_out(attention: Any) -> None:
 
 def test_other_inputs_run_unchanged() -> None:
     model, x = models.attention()
-    small = chunked(model, x, "30%")
+    options = replace(ANY, other_sizes=False)
+    small = memplan.chunk(model, x, "30%", options=options)
     said = r"1×128×16 float32 on cpu, not 1×64×16 float32 on cpu; call prepare\(\)"
     runs_unchanged(small, said, torch.randn(1, 64, 16))
     said = r"not 1×128×16 float64.*; chunk it with them"

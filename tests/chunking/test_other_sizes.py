@@ -20,7 +20,7 @@ from tests.chunking import models  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ANY = ChunkOptions(max_slowdown=None)
-OTHERS = ChunkOptions(max_slowdown=None, other_sizes=True)
+CALLED = ChunkOptions(max_slowdown=None, other_sizes=False)  # `prepare` is to be called
 
 
 def checked(small: Any, model: Any, *args: Any) -> int:
@@ -36,7 +36,7 @@ def checked(small: Any, model: Any, *args: Any) -> int:
 def test_smaller_inputs_keep_to_the_budget(make: Any) -> None:
     model, x = make()
     share = "70%" if make is models.conv else "40%"
-    small = memplan.chunk(model, x, share, options=OTHERS)
+    small = memplan.chunk(model, x, share, options=ANY)
     checked(small, model, x)
     budget = small.memplan.budget_bytes
     for part in (0.95, 0.05):
@@ -51,7 +51,7 @@ def test_smaller_inputs_keep_to_the_budget(make: Any) -> None:
 
 
 def test_prepared_before_it_is_called(attention: Any) -> None:
-    x, small = attention[1], memplan.chunk(*attention[:2], "30%", options=ANY)
+    x, small = attention[1], memplan.chunk(*attention[:2], "30%", options=CALLED)
     model = small.model
     other = torch.randn(1, 101, 16)
     with (
@@ -63,7 +63,7 @@ def test_prepared_before_it_is_called(attention: Any) -> None:
     small.prepare({"x": other, "mask": None})
     checked(small, model, other)
     checked(copy.deepcopy(small), model, other)
-    again = memplan.chunk(model, x, plan=small.memplan, options=ANY)
+    again = memplan.chunk(model, x, plan=small.memplan, options=CALLED)
     again.prepare((other,))
     checked(again, model, other)
 
@@ -75,7 +75,7 @@ def test_nests_and_keywords() -> None:
         one, other = torch.randn(2, 1, tokens, 16).unbind()
         return {"pair": {"first": one, "others": (other,)}, "scale": 2.0}
 
-    small = memplan.chunk(model, given(128), "30%", options=OTHERS)
+    small = memplan.chunk(model, given(128), "30%", options=ANY)
     inputs = given(77)
     with torch.no_grad():
         assert relative_error(model(**inputs), small(**inputs)) <= 1e-5
@@ -86,7 +86,7 @@ def test_nests_and_keywords() -> None:
 
 def test_what_it_cannot_be_prepared_for() -> None:
     model, x = models.attention()
-    small = memplan.chunk(model, x, "30%", options=OTHERS)
+    small = memplan.chunk(model, x, "30%", options=ANY)
     for other, said in (
         (torch.randn(1, 256, 16), "chunk it with the largest"),
         # More than at first, unless results were written over their operands.
@@ -126,7 +126,7 @@ class Longer(torch.nn.Module):
 
 def test_other_operators_are_refused() -> None:
     model, x = Longer().eval(), torch.randn(1, 128, 16)
-    small = memplan.chunk(model, x, "30%", options=OTHERS)
+    small = memplan.chunk(model, x, "30%", options=ANY)
     checked(small, model, torch.randn(1, 110, 16))
     with pytest.raises(InputError, match="runs other operators on inputs of these"):
         small.prepare(torch.randn(1, 90, 16))
@@ -135,7 +135,7 @@ def test_other_operators_are_refused() -> None:
 
 def test_a_budget_that_is_not_kept() -> None:
     model, x = models.attention()
-    small = memplan.chunk(model, x, "30%", options=OTHERS)
+    small = memplan.chunk(model, x, "30%", options=ANY)
     small.memplan = replace(small.memplan, budget_bytes=30_000)
     other = torch.randn(1, 120, 16)
     with pytest.raises(BudgetError, match="exceed its budget of") as found:
@@ -147,7 +147,7 @@ def test_a_budget_that_is_not_kept() -> None:
 
 def test_parts_are_prepared_too() -> None:
     model, x = models.Branching().eval(), torch.randn(1, 128, 16)
-    small = memplan.chunk(model, x, "40%", options=ANY)
+    small = memplan.chunk(model, x, "40%", options=CALLED)
     other = torch.randn(1, 120, 16)
     small.prepare(other)
     with warnings.catch_warnings():
@@ -158,7 +158,7 @@ def test_parts_are_prepared_too() -> None:
 
 def test_parts_that_run_as_they_were_are_told_once() -> None:
     model, x = models.Branching().eval(), torch.randn(1, 128, 16)
-    small = memplan.chunk(model, x, "40%", options=ANY)
+    small = memplan.chunk(model, x, "40%", options=CALLED)
     other = torch.randn(1, 120, 16)
     with torch.no_grad(), pytest.warns(UserWarning, match="parts .*call prepare"):
         assert torch.equal(model(other), small(other))
