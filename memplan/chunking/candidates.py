@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import lcm, prod
 from operator import getitem
 from typing import NamedTuple
@@ -89,6 +90,21 @@ class Landscape:
                     if not uses or uses[-1] != i:
                         uses.append(i)
         self._flows: dict[tuple[object, ...], Flow | None] = {}
+        # Candidates around a position with their weights, for any budget.
+        self.weighed: dict[object, list[tuple[Candidate, Weight]]] = {}
+        self._over: tuple[int, list[int]] = (-1, [])
+
+    @property
+    def candidates(self) -> int:
+        """How many of them there are."""
+        return sum(map(len, self.weighed.values()))
+
+    def covered(self, first: int, last: int, budget: int) -> int:
+        """Bytes above the budget, summed over the operators from `first` to `last`."""
+        if self._over[0] != budget:
+            over = (max(0, live - budget) for live in self.profile.live)
+            self._over = budget, list(accumulate(over, initial=0))
+        return self._over[1][last + 1] - self._over[1][first]
 
     def made_by(self, position: int) -> list[str]:
         """Names of the results of the step at a position."""
@@ -318,8 +334,9 @@ class Weight(NamedTuple):
         return self.base + self.body * share
 
 
-def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
-    """Estimate the loop of `region` from the storages across it and in it."""
+def weigh(land: Landscape, region: Candidate) -> Weight:
+    """Estimate the loop of `region` from the storages across it and in it; `covered` is
+    left at 0, as it alone depends on a budget."""
     first, last = region.first, region.last
     looped = {land.maker[name] for name in region.slices if name not in region.copied}
     positions = sorted(land.maker[name] for name in region.slices)
@@ -354,7 +371,7 @@ def weigh(land: Landscape, region: Candidate, budget: int) -> Weight:
         base + halos,
         body,
         leaving,
-        sum(max(0, land.profile.live[i] - budget) for i in range(first, last + 1)),
+        0,
         _dear(land, region, positions),
     )
 

@@ -23,16 +23,16 @@ from memplan.chunking.plan import ChunkPlan, fingerprint
 from memplan.chunking.planfile import read_chunk_plan
 from memplan.chunking.recompute import again
 from memplan.chunking.region import NotLoopableError, chunked
-from memplan.chunking.search import Trial
 from memplan.chunking.shapes import OtherSizes
 from memplan.chunking.timing import Costs, calibrated
 from memplan.chunking.trained import Steps, Trained
+from memplan.chunking.trial import Trial
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError, UsageError
 from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Exports, export_parts
 from memplan.graph.check import aloud, undone
-from memplan.graph.liveness import profile, results_bytes
+from memplan.graph.liveness import results_bytes
 from memplan.graph.standin import StandIn
 from memplan.units import format_bytes
 
@@ -262,7 +262,5 @@ def trials_of(plan: ChunkPlan, name: str, exports: Exports) -> dict[str, Trial]:
             raise InputError(
                 f"{name} does not fit this model: {error}; {AGAIN}"
             ) from error
-        trials[part.path] = Trial(
-            part.regions, program, profile(program), again=part.again
-        )
+        trials[part.path] = Trial(part.regions, program, again=part.again)
     return trials

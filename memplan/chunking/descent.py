@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from memplan.chunking.curve import live_at
 from memplan.chunking.options import ChunkOptions
 from memplan.chunking.recompute import Base, bases
-from memplan.chunking.search import Search, Trial
+from memplan.chunking.search import Search
 from memplan.chunking.timing import Costs
+from memplan.chunking.trial import Trial
 from memplan.graph.capture import Exports, Target
 from memplan.graph.program import Program
 
@@ -68,41 +69,42 @@ class Bench(Protocol[Made]):
 
 @dataclass
 class Tried:
-    """What a search begins with, and the trial with the lowest peak that it ever found.
+    """A search of a program and of what it computes again.
 
     Of the present budget: the largest room in which it found nothing, and for how many
     goals what it found needed more than estimated.
     """
 
-    base: Base
+    search: Search
     failed: int = 0
-    best: Trial | None = None
     short: int = 0
 
 
 class Tries:
-    """What searches of a program begin with; each is made when it is first needed.
+    """The searches of a program; each is made when it is first needed.
 
     Those whose ATTEMPTS fell short come last.
     """
 
-    def __init__(self, program: Program, costs: Costs) -> None:
+    def __init__(
+        self, program: Program, costs: Costs, search: Callable[[Base], Search]
+    ) -> None:
+        """search: makes the search that begins with a base."""
         self.known: list[Tried] = []
+        self._search = search
         self._more = bases(program, costs.beside, self._limiting)
 
     def __iter__(self) -> Iterator[Tried]:
         last = [tried for tried in self.known if tried.short >= ATTEMPTS]
         yield from [tried for tried in self.known if tried.short < ATTEMPTS]
         for base in self._more:
-            self.known.append(Tried(base))
+            self.known.append(Tried(self._search(base)))
             yield self.known[-1]
         yield from last
 
     def _limiting(self) -> Set[str]:
         """The larger storages at the peak of the last one's best trial."""
-        best = self.known[-1].best
-        if best is None:
-            return frozenset()
+        best = self.known[-1].search.best
         live = live_at(best.program, best.profile.at)
         return {name for name, size in live if size >= LARGE * best.peak}
 
@@ -132,7 +134,7 @@ class Descent(Generic[Made]):
         self._over = 1.0  # the estimate over the measured peak of the last module
         self._used: list[Tried] = []  # what the trials of a goal began with
         # Of each way that was built for a limit; None: its results differ, or it fits.
-        self._known: dict[str, Peaks | None] = {}
+        self._known: dict[object, Peaks | None] = {}
         limit = options.time_limit
         self._stop = math.inf if limit is None else time.monotonic() + limit
 
@@ -206,7 +208,7 @@ class Descent(Generic[Made]):
             before = self._bench.before if best is None else self._bench.peak(best)
             share = steps.pop(0)
             try:
-                self.within(int(share * before) - 1)
+                self.within(int(share * before) - 1, settled=lambda _: True)
             except KeyboardInterrupt:
                 self.interrupted = True
             if self.nearest is not None and self._bench.peak(self.nearest) < before:
@@ -232,7 +234,7 @@ class Descent(Generic[Made]):
         limit = high // 2
         for _ in range(STEPS_DOWN):
             try:
-                found = self.within(limit)
+                found = self.within(limit, settled=lambda each: self.fastest([each])[1])
             except KeyboardInterrupt:
                 if best is None:
                     raise
@@ -262,14 +264,23 @@ class Descent(Generic[Made]):
             best, slow = (module, slow) if fast else (best, module)
         return (slow, False) if best is None else (best, True)
 
-    def within(self, limit: int, first: int = 0, most: int = 0) -> list[Made]:
+    def within(
+        self,
+        limit: int,
+        first: int = 0,
+        most: int = 0,
+        settled: Callable[[Made], bool] | None = None,
+    ) -> list[Made]:
         """Correct modules whose measured peak is at most `limit` bytes, best first.
 
-        first: bytes of the first estimates; 0 for `limit`. most: one that is fast
-        enough may need so many bytes; 0 for `limit`. Raises KeyboardInterrupt if Ctrl-C
-        ended the search before there was one.
+        first: bytes of the first estimates; 0 for `limit`. most: one that is settled
+        may need so many bytes; 0 for `limit`. settled: whether a module is so good that
+        no other need be built; None: it is known to be fast enough. Raises
+        KeyboardInterrupt if Ctrl-C ended the search before there was one.
         """
         most = most or limit
+        enough = self._options.enough
+        settled = settled or (lambda module: self._bench.settled(module, enough))
         goal = lowest = first or limit
         seen: set[Peaks] = set()
         self.nearest, self._known = None, {}
@@ -278,7 +289,7 @@ class Descent(Generic[Made]):
                 tried.short = tried.failed = 0
         rounds = 0
         while rounds < ROUNDS:
-            good, short = self._built_for(goal, limit, most)
+            good, short = self._built_for(goal, limit, most, settled)
             lower = short and goal and min(short)[0] <= goal
             if good or not lower or time.monotonic() > self._stop:
                 return good  # nothing lower is known
@@ -300,10 +311,10 @@ class Descent(Generic[Made]):
         return []
 
     def _built_for(
-        self, goal: int, limit: int, most: int
+        self, goal: int, limit: int, most: int, settled: Callable[[Made], bool]
     ) -> tuple[list[Made], list[Peaks]]:
-        """Modules for a goal that keep to `limit`, or one that is fast enough and keeps
-        to `most`; the peaks of the others. None is built twice for a limit."""
+        """Modules for a goal that keep to `limit`, or one that is settled and keeps to
+        `most`; the peaks of the others. None is built twice for a limit."""
         good: list[Made] = []
         ways = {_mark(trials): trials for trials in self._trials(goal)}
         short = [self._known[mark] for mark in ways if mark in self._known]
@@ -323,7 +334,7 @@ class Descent(Generic[Made]):
             self._over = self._estimated(trials) / max(1, needs)
             if self.nearest is None or needs < self._bench.peak(self.nearest):
                 self.nearest = module
-            if needs <= most and self._bench.settled(module, self._options.enough):
+            if needs <= most and settled(module):
                 return [module], []
             if needs <= limit:
                 good.append(module)
@@ -362,47 +373,41 @@ class Descent(Generic[Made]):
     def _chosen(self, target: Target, room: int) -> list[Trial]:
         """Trials of a part within `room` bytes, or the one that comes nearest."""
         if target.path not in self._tries:
-            self._tries[target.path] = Tries(target.program, self._costs)
+            tries = Tries(target.program, self._costs, self._search)
+            self._tries[target.path] = tries
         tries = self._tries[target.path]
         for tried in tries:
             if room <= tried.failed:
                 continue
-            search = self._search(tried.base)
-            found = self._found(search, room, tried.best)
-            seen = [search.best, *found, *([tried.best] if tried.best else [])]
-            tried.best = min(seen, key=lambda trial: trial.peak)
+            found = self._found(tried.search, room)
             if found:
                 self._used.append(tried)
                 return found
             tried.failed = room
-        nearest = [each.best for each in tries.known if each.best]
+        nearest = [each.search.best for each in tries.known]
         return [min(nearest, key=lambda trial: trial.peak)]
 
-    def _found(self, search: Search, room: int, known: Trial | None) -> list[Trial]:
-        """Trials within `room` bytes; after Ctrl-C, those found so far.
-
-        known: where the search goes on if the way from the start ends.
-        """
+    def _found(self, search: Search, room: int) -> list[Trial]:
+        """Trials within `room` bytes; after Ctrl-C, those found so far."""
         if search.start.peak <= room:
             return [search.start]
         if self.interrupted:
             return []
+        left = max(0.0, self._stop - time.monotonic())
+        most = min(self._options.effort.seconds, left)
         try:
-            return search.run(room, known)
+            return search.run(room, most / len(self._exports.targets))
         except KeyboardInterrupt:
             self.interrupted = True
             done = [trial for trial in search.done if trial.peak <= room]
             return sorted(done, key=lambda trial: trial.seconds)
 
     def _search(self, base: Base) -> Search:
-        effort = self._options.effort
-        left = max(0.0, self._stop - time.monotonic())
-        seconds = min(effort.seconds, left) / len(self._exports.targets)
         search = Search(
             base,
             self._exports.inference,
             self._costs,
-            replace(effort, seconds=seconds),
+            self._options.effort,
             self._options.progress,
             self._whole,
         )
@@ -410,7 +415,6 @@ class Descent(Generic[Made]):
         return search
 
 
-def _mark(trials: Mapping[str, Trial]) -> str:
+def _mark(trials: Mapping[str, Trial]) -> object:
     """What distinguishes the modules of trials."""
-    parts = sorted(trials.items())
-    return repr([(path, each.again, each.regions) for path, each in parts])
+    return tuple((path, each.again, each.digest) for path, each in trials.items())

@@ -33,9 +33,10 @@ def extended(
     """
     best: tuple[Candidate, Weight] | None = None
     for wider in _wider(land, region):
-        found = weigh(land, wider, budget)
+        found = weigh(land, wider)
         if found.base < (best[1] if best else weight).base:
-            best = wider, found
+            over = land.covered(wider.first, wider.last, budget)
+            best = wider, found._replace(covered=over)
     return best
 
 

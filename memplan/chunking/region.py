@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from dataclasses import dataclass, field, replace
 
 from memplan.chunking.buffers import (
@@ -70,6 +72,13 @@ class Region:
     def chunks(self) -> int:
         """The number of iterations, including a shorter last one."""
         return -(-self.extent // self.step)
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Equal of regions that are equal, and of no others."""
+        own = [tuple(self.slices.items()), self.extent, self.step, sorted(self.copied)]
+        rest = [self.granule, self.fresh, [each.digest for each in self.inner]]
+        return hashlib.blake2b(repr((own, rest)).encode(), digest_size=16).digest()
 
     @property
     def adds_up(self) -> bool:

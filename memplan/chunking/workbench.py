@@ -18,7 +18,7 @@ from memplan.chunking.curve import at_peak
 from memplan.chunking.module import Chunk, Chunked
 from memplan.chunking.plan import ChunkPlan, Part, Peak, described, fingerprint
 from memplan.chunking.region import defect
-from memplan.chunking.search import Trial
+from memplan.chunking.trial import Trial
 from memplan.errors import InputError
 from memplan.graph.call import Inputs
 from memplan.graph.capture import Exports
@@ -57,6 +57,8 @@ class Workbench:
         self._model, self._inputs, self._progress = model, inputs, progress
         self.device = inputs.check_device(model)
         self._began = time.monotonic()
+        self._built: dict[object, Chunked | None] = {}
+        self._timed: set[Chunked] = set()
         self._snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
         try:
             self._expected = self._results(model)
@@ -104,8 +106,17 @@ class Workbench:
     def build(self, trials: Mapping[str, Trial], limit: int) -> Chunked | None:
         """The module of some trials, measured; None if it fails or its results differ.
 
-        The last of `rejections` is then the reason.
+        The last of `rejections` is then the reason. None is built twice.
         """
+        key = tuple((path, each.again, each.digest) for path, each in trials.items())
+        if key not in self._built:
+            self._built[key] = self._new(trials, limit)
+        module = self._built[key]
+        if module is not None:
+            module.memplan = replace(module.memplan, budget_bytes=limit)
+        return module
+
+    def _new(self, trials: Mapping[str, Trial], limit: int) -> Chunked | None:
         self._progress("measuring")
         targets = {target.path: target for target in self.exports.targets}
         changed = {path: trial for path, trial in trials.items() if trial.regions}
@@ -154,16 +165,19 @@ class Workbench:
         """The fastest of some modules (at least one), timed against the original.
 
         enough: timed until it is sure which ratios are above; where that stays
-        undecided, the plan says so. Ctrl-C ends the timing with the best module so far.
+        undecided, the plan says so; the same at each call, as none is timed twice.
+        Ctrl-C ends the timing with the best module so far.
         """
         best: Chunked | None = None
         try:
             for module in modules:
-                self._progress("timing")
-                runs = self._call(self._model), self._call(module)
-                with torch.no_grad():
-                    ratios = in_pairs(*runs, self.device, enough)
-                module.memplan = with_times(module.memplan, ratios, enough)
+                if module not in self._timed:
+                    self._progress("timing")
+                    runs = self._call(self._model), self._call(module)
+                    with torch.no_grad():
+                        ratios = in_pairs(*runs, self.device, enough)
+                    module.memplan = with_times(module.memplan, ratios, enough)
+                    self._timed.add(module)
                 if best is None or self.slowdown(module) < self.slowdown(best):
                     best = module
         except KeyboardInterrupt:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from memplan.chunking.options import check_slowdown
-from memplan.chunking.search import Trial
+from memplan.chunking.trial import Trial
 from memplan.compiling.batches import InBatches
 from memplan.compiling.kernels import Kernel
 from memplan.compiling.module import Compiled, Runner, tensors_of

@@ -20,8 +20,8 @@ from memplan.chunking.options import (
     parse_budget,
 )
 from memplan.chunking.region import NotLoopableError
-from memplan.chunking.search import Trial
 from memplan.chunking.shapes import resized, same_operators
+from memplan.chunking.trial import Trial
 from memplan.compiling.attention import with_attention
 from memplan.compiling.batches import SIZES, images, some, with_images
 from memplan.compiling.bench import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -262,6 +262,18 @@ def profile(
         now -= dying.get(i, 0)
         after.append(now)
     return Profile(live, after)
+
+
+def levels(program: Program, beside: Beside = temporaries) -> Iterator[int]:
+    """The live bytes while each operator runs, those within loops in their place."""
+    found = profile(program, beside=beside)
+    for step, live in zip(program.ops, found.live, strict=True):
+        if isinstance(step, Op):
+            yield live
+        else:
+            own = list(levels(step.body, beside))
+            outside = live - max(own, default=0)
+            yield from (outside + each for each in own)
 
 
 def held_storages(

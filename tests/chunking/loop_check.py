@@ -204,7 +204,7 @@ def _candidates(land: Landscape) -> Iterator[Candidate]:
         for copies in (False, True):
             for one in sweep(land, last, dim, 0, copies):
                 yield one
-                wider = extended(land, one, weigh(land, one, 1), 1)
+                wider = extended(land, one, weigh(land, one), 1)
                 if wider is not None:
                     yield wider[0]
 

@@ -19,8 +19,9 @@ from memplan.chunking.canonical import searchable
 from memplan.chunking.descent import Descent
 from memplan.chunking.options import Effort
 from memplan.chunking.recompute import bases
-from memplan.chunking.search import Search, Trial
+from memplan.chunking.search import Search
 from memplan.chunking.timing import Costs, Machine
+from memplan.chunking.trial import Trial
 from memplan.graph.call import Signature
 from memplan.graph.capture import Exports, export_parts
 from memplan.graph.program import Op, Program
@@ -235,6 +236,7 @@ def test_a_trial_that_fits_counts_although_the_time_is_up(
     start = next(iter(bases(target.program)))
     search = Search(start, exports.inference, Costs(Machine()))
     (fits, *_) = search.run(search.start.peak // 2)
+    search = Search(start, exports.inference, Costs(Machine()))
     now = iter([0.0, 0.0, *[math.inf] * 99])
     monkeypatch.setattr(search, "_onward", lambda *_: [fits])
     monkeypatch.setattr("memplan.chunking.search.time.monotonic", lambda: next(now))
@@ -249,9 +251,10 @@ def test_finer_steps_lower_what_a_loop_exceeds(build: Any) -> None:
     (target,) = exports.targets
     start = next(iter(bases(target.program)))
     search = Search(start, exports.inference, Costs(Machine()))
+    at = search.start.profile.at
     for share in (60, 40, 25):
         budget = search.start.peak * share // 100
-        for region in search._around(target.program, search.start.profile.at, budget):
+        for region in search._around(target.program, at, budget, ()):
             whole = replace(region, step=region.step * max(1, region.chunks // 2))
             for made in search._made_both_ways(search.start, (whole,)):
                 found = search._finer(search.start, made, budget)

@@ -14,8 +14,8 @@ import memplan  # noqa: E402
 from memplan.chunking.canonical import searchable  # noqa: E402
 from memplan.chunking.descent import Descent  # noqa: E402
 from memplan.chunking.options import Effort  # noqa: E402
-from memplan.chunking.search import Trial  # noqa: E402
 from memplan.chunking.timing import Costs, Machine  # noqa: E402
+from memplan.chunking.trial import Trial  # noqa: E402
 from memplan.graph.call import Signature  # noqa: E402
 from memplan.graph.capture import Exports, Target, export_parts  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402

@@ -12,8 +12,9 @@ torch: Any = pytest.importorskip("torch")
 from memplan.chunking.descent import Descent  # noqa: E402
 from memplan.chunking.options import Effort  # noqa: E402
 from memplan.chunking.recompute import Base  # noqa: E402
-from memplan.chunking.search import Search, Trial  # noqa: E402
+from memplan.chunking.search import Search  # noqa: E402
 from memplan.chunking.timing import Costs  # noqa: E402
+from memplan.chunking.trial import Trial  # noqa: E402
 from memplan.graph.liveness import profile  # noqa: E402
 from memplan.graph.program import Program  # noqa: E402
 from tests.chunking.test_exhaustive import (  # noqa: E402
@@ -59,9 +60,9 @@ def test_the_best_of_a_search_is_the_lowest_that_it_made() -> None:
     peaks: list[int] = []
 
     class Watched(Search):
-        def _trial(self, *given: Any) -> Trial:
-            made = super()._trial(*given)
-            peaks.append(made.peak)
+        def _made(self, *given: Any) -> Trial | None:
+            made = super()._made(*given)
+            peaks.extend([] if made is None else [made.peak])
             return made
 
     program, inference = program_of(attention, 2, 5, 6)

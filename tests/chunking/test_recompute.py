@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from memplan.chunking.options import Effort  # noqa: E402
 from memplan.chunking.plan import Part, fingerprint  # noqa: E402
 from memplan.chunking.recompute import Base, again, bases, recomputable  # noqa: E402
 from memplan.chunking.region import NotLoopableError  # noqa: E402
-from memplan.chunking.search import Search, Trial  # noqa: E402
+from memplan.chunking.search import Search  # noqa: E402
 from memplan.chunking.timing import Costs  # noqa: E402
+from memplan.chunking.trial import Trial  # noqa: E402
 from memplan.errors import InputError  # noqa: E402
 from memplan.graph.call import Signature  # noqa: E402
 from memplan.graph.capture import export_parts  # noqa: E402
@@ -42,12 +44,12 @@ def program_of(model: Any, x: Any) -> Any:
     return exports_of(model, x).targets[0].program
 
 
-def lowest(base: Base, exports: Any) -> Trial:
-    """What a search without a clock comes to."""
+def searched(exports: Any, base: Base) -> Search:
+    """A search without a clock that has come to its end."""
     endless = Effort(seconds=math.inf)
     search = Search(base, exports.inference, Costs(), endless)
     search.run(1)
-    return search.best
+    return search
 
 
 def with_trial(model: Any, x: Any, trial: Trial) -> Any:
@@ -64,7 +66,7 @@ def test_a_skip_is_not_kept(up: str, tmp_path: Path) -> None:
     model, x = skips(up)
     exports = exports_of(model, x)
     found = list(bases(exports.targets[0].program))
-    trial = lowest(found[-1], exports)
+    trial = searched(exports, found[-1]).best
     assert trial.again
     assert trial.peak < 0.75 * profile(found[0].program).peak
 
@@ -111,8 +113,9 @@ def test_what_cannot_be_computed_again() -> None:
         again(program_of(model, x), ["nothing"])
     exports = exports_of(model, x)
     *_, base = bases(exports.targets[0].program)
-    trial = lowest(base, exports)
-    plan = with_trial(model, x, replace(trial, again=("nothing",)))
+    trial = searched(exports, base).best
+    trial.again = ("nothing",)
+    plan = with_trial(model, x, trial)
     with pytest.raises(InputError, match="nothing cannot be computed again"):
         memplan.chunk(model, x, plan=plan, options=ANY)
 
@@ -142,14 +145,13 @@ def test_a_mask_is_made_in_slices_for_each_user() -> None:
     model, x = Windowed().eval(), torch.randn(1, 1024, 64)
     exports = exports_of(model, x)
     (target,) = exports.targets
-    tries = iter(Tries(target.program, Costs()))
-    first = next(tries)
-    first.best = lowest(first.base, exports)  # its peak has the whole mask
-    second = next(tries)
+    tries = iter(Tries(target.program, Costs(), partial(searched, exports)))
+    first = next(tries).search  # its best trial's peak has the whole mask
+    second = next(tries).search
     mask = next(op.name for op in target.program.ops if "and" in op.key)
     assert second.base.again == (mask, f"{mask}_again")
     assert sum("and" in op.key for op in second.base.program.ops) == 3
-    trial = lowest(second.base, exports)
+    trial = second.best
     assert trial.peak < 0.7 * first.best.peak
     small = memplan.chunk(model, x, plan=with_trial(model, x, trial), options=ANY)
     assert small.memplan.parts[0].again == second.base.again

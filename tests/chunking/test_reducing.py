@@ -12,12 +12,12 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import memplan  # noqa: E402
+from memplan.chunking.around import around  # noqa: E402
 from memplan.chunking.candidates import Landscape  # noqa: E402
 from memplan.chunking.code import compiled, source  # noqa: E402
 from memplan.chunking.options import ChunkOptions, Effort  # noqa: E402
 from memplan.chunking.region import NotLoopableError, Region, chunked  # noqa: E402
 from memplan.chunking.rules.flow import Slice  # noqa: E402
-from memplan.chunking.search import around  # noqa: E402
 from memplan.errors import InputError  # noqa: E402
 from memplan.graph.check import relative_error, tolerance_of  # noqa: E402
 from memplan.graph.export import export  # noqa: E402

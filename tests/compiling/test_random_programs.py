@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from memplan.chunking.around import with_step  # noqa: E402
 from memplan.chunking.candidates import Landscape, ends, sweep  # noqa: E402
 from memplan.chunking.canonical import searchable  # noqa: E402
 from memplan.chunking.region import (  # noqa: E402
@@ -19,7 +20,6 @@ from memplan.chunking.region import (  # noqa: E402
     RegionError,
     chunked,
 )
-from memplan.chunking.search import with_step  # noqa: E402
 from memplan.compiling.schedule import Choices, scheduled  # noqa: E402
 from memplan.core.verify import verify  # noqa: E402
 from memplan.fusing.options import KERNELS  # noqa: E402
