@@ -7,31 +7,35 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from memplan.chunking.curve import live_at
 from memplan.chunking.options import ChunkOptions
 from memplan.chunking.recompute import Base, bases
 from memplan.chunking.search import Search
 from memplan.chunking.timing import Costs
-from memplan.chunking.trial import Trial
+from memplan.chunking.trial import Digest, Trial
 from memplan.graph.capture import Exports, Target
 from memplan.graph.program import Program
 
 BUILT = 3  # modules that are built for a goal, not only estimated
 STEPS_DOWN = 24  # at most, of the search for the least budget
-MISSES = 2  # failed budgets, each half of the one before, before bisection
-NEAR = 0.95  # that search ends when the highest failed budget is this near the best
+MISSES = 2  # budgets that are missed, each lower than the one before
+NEAR = 0.95  # bisection ends when the highest failed budget is this near the best
 ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
 LOWER = 0.7  # times a budget that is missed or kept too slowly: the next to try
 FURTHER = (0.25, 0.5, 0.9, 0.97, 1)  # times the lowest peak found, less a byte: next
+LITTLE = 0.999  # of the lowest peak, above which a step has brought next to nothing
 LOWERED = 5  # goals that are tried for a budget
 LARGE = 1 / 16  # of a peak, for a storage that limits it
 DEAR = 0.25  # of a run, by which an estimate of time may be wrong
 SPARE = 0.9  # of an estimate, at most, where more is searched for as well
 
 Made = TypeVar("Made")
+Until = Literal["settled", "fast", "fits"]
+"""A module keeps to the limit, and is known to be fast enough, is found so, or may be
+slow."""
 Peaks = tuple[int, int]
 """The estimated and the measured peak of a module, in bytes."""
 
@@ -132,6 +136,7 @@ class Descent(Generic[Made]):
         self._whole, self._options, self._built = whole, options, built
         self._tries: dict[str, Tries] = {}  # of each part
         self._over = 1.0  # the estimate over the measured peak of the last module
+        self._slow: set[Digest] = set()  # trials of modules that are not fast enough
         self._used: list[Tried] = []  # what the trials of a goal began with
         # Of each way that was built for a limit; None: its results differ, or it fits.
         self._known: dict[object, Peaks | None] = {}
@@ -199,8 +204,8 @@ class Descent(Generic[Made]):
         """The module with the lowest peak that is found, however slow; None if none
         needs less than the model.
 
-        Goes on from `nearest` in smaller and smaller steps, each until one brings
-        nothing.
+        Goes on from `nearest` in smaller and smaller steps, each until one brings next
+        to nothing.
         """
         best = self.nearest
         steps = [share for share in FURTHER for _ in range(STEPS_DOWN)]
@@ -208,12 +213,13 @@ class Descent(Generic[Made]):
             before = self._bench.before if best is None else self._bench.peak(best)
             share = steps.pop(0)
             try:
-                self.within(int(share * before) - 1, settled=lambda _: True)
+                self.within(int(share * before) - 1, until="fits")
             except KeyboardInterrupt:
                 self.interrupted = True
-            if self.nearest is not None and self._bench.peak(self.nearest) < before:
+            after = before if self.nearest is None else self._bench.peak(self.nearest)
+            if after < before:
                 best = self.nearest
-            else:
+            if after > LITTLE * before:
                 steps = [each for each in steps if each > share]
         self.nearest = best
         return best
@@ -222,65 +228,52 @@ class Descent(Generic[Made]):
         """The module with the lowest peak, and whether it is fast enough; None if none
         needs less than the model.
 
-        Halves the budget until MISSES in a row fail, then bisects between the best
-        budget found and the highest below it that failed. A search may fail where a
-        lower budget succeeds, so one failure ends nothing. A module that is too slow
-        counts only if all are. Ends as `lowest` does.
+        If the lowest of all is too slow, bisects between its peak and the model's. A
+        module that is too slow counts only if all are.
         """
         peak = self._bench.peak
+        lowest = self.lowest()
+        if lowest is None and self.interrupted:
+            raise KeyboardInterrupt
+        if lowest is None:
+            return None, True
         best: Made | None = None
-        slow: Made | None = None
-        high, failed, missed = self._bench.before, [0], 0
-        limit = high // 2
-        for _ in range(STEPS_DOWN):
+        slow, fast = self.fastest([lowest])
+        low, high = peak(lowest), self._bench.before
+        while not fast and low <= NEAR * high and not self.interrupted:
+            limit = math.isqrt(low * high)
             try:
-                found = self.within(limit, settled=lambda each: self.fastest([each])[1])
+                found = self.within(limit, until="fast")
             except KeyboardInterrupt:
-                if best is None:
-                    raise
                 self.interrupted = True
                 break
             found = found or ([] if self.nearest is None else [self.nearest])
             lower = [each for each in found if peak(each) < high]
-            module, fast = self.fastest(lower) if lower else (None, True)
-            if module is None or peak(module) > limit or not fast:
-                failed.append(limit)
-                missed += 1
-            if module is not None and fast:
+            module, enough = self.fastest(lower) if lower else (None, False)
+            if module is not None and enough:
                 best, high = module, peak(module)
-            elif module is not None:
-                slow = module
-            low = max(each for each in failed if each < high)
-            down = missed < MISSES
-            if self.interrupted or time.monotonic() > self._stop:
+            if module is None or not enough or peak(module) > limit:
+                low = limit
+            if time.monotonic() > self._stop:
                 break
-            if not limit or (not down and low > NEAR * high):
-                break
-            limit = min(limit, high) // 2 if down else (low + high) // 2
         self.nearest = best or slow
-        lowest = self.lowest()
-        if lowest is not None and lowest is not (best or slow):
-            module, fast = self.fastest([lowest])
-            best, slow = (module, slow) if fast else (best, module)
-        return (slow, False) if best is None else (best, True)
+        return (slow, fast) if best is None else (best, True)
 
     def within(
         self,
         limit: int,
         first: int = 0,
         most: int = 0,
-        settled: Callable[[Made], bool] | None = None,
+        until: Until = "settled",
     ) -> list[Made]:
         """Correct modules whose measured peak is at most `limit` bytes, best first.
 
-        first: bytes of the first estimates; 0 for `limit`. most: one that is settled
-        may need so many bytes; 0 for `limit`. settled: whether a module is so good that
-        no other need be built; None: it is known to be fast enough. Raises
-        KeyboardInterrupt if Ctrl-C ended the search before there was one.
+        first: bytes of the first estimates; 0 for `limit`. most: one that is fast
+        enough may need so many bytes; 0 for `limit`. until: what ends the building of
+        others. Raises KeyboardInterrupt if Ctrl-C ended the search before there was
+        one.
         """
         most = most or limit
-        enough = self._options.enough
-        settled = settled or (lambda module: self._bench.settled(module, enough))
         goal = lowest = first or limit
         seen: set[Peaks] = set()
         self.nearest, self._known = None, {}
@@ -289,7 +282,7 @@ class Descent(Generic[Made]):
                 tried.short = tried.failed = 0
         rounds = 0
         while rounds < ROUNDS:
-            good, short = self._built_for(goal, limit, most, settled)
+            good, short = self._built_for(goal, limit, most, until)
             lower = short and goal and min(short)[0] <= goal
             if good or not lower or time.monotonic() > self._stop:
                 return good  # nothing lower is known
@@ -311,10 +304,10 @@ class Descent(Generic[Made]):
         return []
 
     def _built_for(
-        self, goal: int, limit: int, most: int, settled: Callable[[Made], bool]
+        self, goal: int, limit: int, most: int, until: Until
     ) -> tuple[list[Made], list[Peaks]]:
-        """Modules for a goal that keep to `limit`, or one that is settled and keeps to
-        `most`; the peaks of the others. None is built twice for a limit."""
+        """Modules for a goal that keep to `limit`, or one with which it ends and that
+        keeps to `most`; the peaks of the others. None is built twice for a limit."""
         good: list[Made] = []
         ways = {_mark(trials): trials for trials in self._trials(goal)}
         short = [self._known[mark] for mark in ways if mark in self._known]
@@ -334,7 +327,7 @@ class Descent(Generic[Made]):
             self._over = self._estimated(trials) / max(1, needs)
             if self.nearest is None or needs < self._bench.peak(self.nearest):
                 self.nearest = module
-            if needs <= most and settled(module):
+            if needs <= most and self._ends(until, module, trials):
                 return [module], []
             if needs <= limit:
                 good.append(module)
@@ -347,6 +340,16 @@ class Descent(Generic[Made]):
         if self.interrupted and not good:
             raise KeyboardInterrupt
         return good, [peaks for peaks in short if peaks is not None]
+
+    def _ends(self, until: Until, module: Made, trials: Mapping[str, Trial]) -> bool:
+        """Whether no other module need be built beside one that fits."""
+        if until == "fits" or self._bench.settled(module, self._options.enough):
+            return True
+        if until == "fast":
+            if self.fastest([module])[1]:
+                return True
+            self._slow.update(each.digest for each in trials.values())
+        return False
 
     def _is_dear(self, trials: dict[str, Trial]) -> bool:
         """Whether they hardly can be fast enough, by their estimates."""
@@ -396,7 +399,8 @@ class Descent(Generic[Made]):
         left = max(0.0, self._stop - time.monotonic())
         most = min(self._options.effort.seconds, left)
         try:
-            return search.run(room, most / len(self._exports.targets))
+            seconds = most / len(self._exports.targets)
+            return search.run(room, seconds, self._slow)
         except KeyboardInterrupt:
             self.interrupted = True
             done = [trial for trial in search.done if trial.peak <= room]

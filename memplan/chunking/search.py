@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from dataclasses import replace
+from heapq import nsmallest
 
 from memplan.chunking.around import around, finer
 from memplan.chunking.buffers import displaced
@@ -21,7 +22,7 @@ from memplan.chunking.recompute import Base
 from memplan.chunking.region import Region, loop_name
 from memplan.chunking.repetitions import elsewhere
 from memplan.chunking.timing import Costs
-from memplan.chunking.trial import Trial, Trials, digest, mark, marks
+from memplan.chunking.trial import Digest, Trial, Trials, digest, mark, marks
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import profile
 from memplan.graph.program import Op, Program
@@ -64,27 +65,39 @@ class Search:
         """The trial with the lowest peak that it has made."""
         return self._trials.best
 
-    def run(self, budget: int, seconds: float | None = None) -> list[Trial]:
+    def run(
+        self,
+        budget: int,
+        seconds: float | None = None,
+        slow: Set[Digest] = frozenset(),
+    ) -> list[Trial]:
         """Trials whose peak is at most `budget` bytes, the fastest (estimated) first.
 
         Empty if there are none; `best` is then the closest. It goes on from the `best`
         so far if the way from the start ends. Where that finds none that is cheap,
-        regions are chosen another way. Ends after these seconds; None: the effort's.
+        regions are chosen another way. Trials of earlier budgets count as well. Ends
+        after these seconds; None: the effort's. slow: what comes last, as it takes more
+        than estimated.
         """
         effort = self._effort
         stop = time.monotonic() + (effort.seconds if seconds is None else seconds)
         given = list(dict.fromkeys((self.start, self.best)))
+        wanted = effort.wanted
+
+        def rank(trial: Trial) -> tuple[bool, float]:
+            return trial.digest in slow, trial.seconds
+
         self.done = [each for each in given if each.peak <= budget]
+        self.done += nsmallest(wanted, self._trials.within(budget), rank)
         for self._fair in (False, True):
             self._extend(given, budget, stop)
             cheapest = min((each.seconds for each in self.done), default=math.inf)
             if cheapest <= CHEAP * self._whole:
                 break
         distinct = {marks(each): each for each in self.done}
-        best = sorted(distinct.values(), key=lambda trial: trial.seconds)
-        best = best[: self._effort.wanted]
+        best = nsmallest(wanted, distinct.values(), rank)
         finished = [self._coarser(trial, budget) for trial in best]
-        return sorted(finished, key=lambda trial: trial.seconds)
+        return sorted(finished, key=rank)
 
     def _extend(self, given: Sequence[Trial], budget: int, stop: float) -> None:
         """Add trials within the budget, made of those given, to `done`."""

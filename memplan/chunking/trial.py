@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from memplan.graph.workspace import temporaries
 
 PROGRAMS = 64  # that are kept of trials; those of others are made again
 LEVELS = 1 << 23  # that are kept of trials
+
+
+Digest = tuple[bytes, ...]
 
 
 class Trial:
@@ -53,7 +56,7 @@ class Trial:
         self.size = len(self._levels)  # its operators, those in loops included
 
     @property
-    def digest(self) -> tuple[bytes, ...]:
+    def digest(self) -> Digest:
         """Equal of trials with equal regions, and of no others."""
         return digest(self.regions)
 
@@ -98,7 +101,7 @@ class Trials:
         """whole: seconds that the program takes without loops."""
         self._base, self._inference, self._costs = base, inference, costs
         self._recent: dict[Trial, None] = {}  # those with programs, the latest last
-        self._known: dict[tuple[bytes, ...], Trial | None] = {}
+        self._known: dict[Digest, Trial | None] = {}
         self._held = 0  # levels of those known
         self.start = self._trial((), base.program, base.share * whole)
         self.best = self.start
@@ -134,6 +137,11 @@ class Trials:
             self._held -= oldest.size if oldest is not None else 0
         return made
 
+    def within(self, budget: int) -> Iterator[Trial]:
+        """Those made so far whose peak is at most `budget` bytes."""
+        made = (each for each in self._known.values() if each is not None)
+        return (each for each in made if each.peak <= budget)
+
     def _built(self, program: Program, regions: tuple[Region, ...]) -> Program:
         for region in regions:
             program = chunked(program, region, self._inference)
@@ -163,7 +171,7 @@ class Trials:
             oldest.forget()
 
 
-def digest(regions: tuple[Region, ...]) -> tuple[bytes, ...]:
+def digest(regions: tuple[Region, ...]) -> Digest:
     """Equal of equal regions, and of no others."""
     return tuple(each.digest for each in regions)
 

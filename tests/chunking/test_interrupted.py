@@ -21,10 +21,10 @@ def interrupted(
     honest = Search.run
     runs = 0
 
-    def run(self: Search, budget: int, seconds: float) -> Any:
+    def run(self: Search, budget: int, *rest: Any) -> Any:
         nonlocal runs
         runs += 1
-        done = honest(self, budget, seconds)
+        done = honest(self, budget, *rest)
         if runs < after:
             return done
         self.done = done if found else []

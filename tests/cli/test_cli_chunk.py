@@ -216,8 +216,8 @@ def test_no_torch(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Search.run
 
-    def run(self: Search, budget: int, seconds: float) -> Any:
-        self.done = honest(self, budget, seconds)
+    def run(self: Search, budget: int, *rest: Any) -> Any:
+        self.done = honest(self, budget, *rest)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "run", run)
@@ -225,7 +225,7 @@ def test_ctrl_c(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.code == 0
     assert "the search was interrupted" in said.err
 
-    def nothing(self: Search, budget: int, seconds: float) -> Any:
+    def nothing(self: Search, budget: int, *rest: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "run", nothing)
