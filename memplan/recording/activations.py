@@ -76,10 +76,13 @@ class CallWrapper:
 
 
 def is_transformed() -> bool:
-    """Whether a compiler or a transform of torch.func runs, which allow no hooks."""
+    """Whether a compiler, a tracer or a transform of torch.func runs, which allow no
+    hooks."""
     torch = sys.modules["torch"]
-    func = torch._C._functorch.peek_interpreter_stack()
-    return func is not None or bool(torch.compiler.is_compiling())
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    traced = torch._C._get_tracing_state() is not None
+    return traced or bool(torch.compiler.is_compiling())
 
 
 def root_of(module: Any) -> Root:
@@ -103,8 +106,9 @@ def kind_of(module: Any) -> str:
 def is_sequence(module: Any) -> bool:
     """Whether it calls its children one after the other, and does nothing else."""
     sequential = sys.modules["torch"].nn.Sequential
-    own = type(module).forward is sequential.forward and "forward" not in vars(module)
-    return isinstance(module, sequential) and own
+    if not isinstance(module, sequential) or "forward" in vars(module):
+        return False
+    return type(module).forward is sequential.forward
 
 
 def _is_lazy(parameter: Any) -> bool:
