@@ -18,7 +18,7 @@ from memplan.formats.strictjson import parse
 from memplan.recording.forking import ForkServer, last_error
 from memplan.recording.target import Target
 from memplan.scratch import scratch_folder
-from memplan.trace.lives import Summary
+from memplan.trace.lives import lives_of
 from memplan.trace.read import read_trace
 from memplan.trace.trace import Trace
 
@@ -38,8 +38,10 @@ class Run:
 
     @property
     def peak(self) -> int:
-        """The most live bytes, 0 where the run failed."""
-        return 0 if self.trace is None else Summary.of(self.trace.events).peak_live
+        """The most live bytes, as blocks are aligned; 0 where the run failed."""
+        if self.trace is None:
+            return 0
+        return int(lives_of(self.trace).taken_bytes.max(initial=0))
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _step(peak: int) -> int:
 
 
 def _peak(recorded: Recorded) -> int:
-    return int(recorded.lives.live_bytes.max(initial=0))
+    return int(recorded.lives.taken_bytes.max(initial=0))
 
 
 class Budgeting:

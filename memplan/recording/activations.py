@@ -29,6 +29,7 @@ from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
 MOST_CALLS = 1 << 17  # later ones are not noted
 _HOOKED = "it has forward hooks, which would run twice"
 _COMPILED = "it is compiled"
+_SCRIPTED = "it is TorchScript, which ends no call early"
 _CHANGES = "it changes a tensor of its own, which is no buffer, in place"
 _DROPPED = 5  # of what is noted of a saved tensor: when autograd alone holds it
 # Bytes of a buffer that is looked at before and after a call, and of a tensor among
@@ -123,6 +124,8 @@ def obstacle_of(module: Any) -> str:
         return _HOOKED
     if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
         return _COMPILED
+    if isinstance(module, sys.modules["torch"].jit.ScriptModule):
+        return _SCRIPTED
     return ""
 
 

@@ -311,6 +311,49 @@ def test_modules_with_unusual_tensors_are_recorded(
     assert memplan("apply", "-q", "t.plan.json", "train.py").stdout == done.stdout
 
 
+SCRIPTED = """
+def part():
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+model = nn.Sequential(
+    part(), torch.jit.trace(part(), torch.randn(4, 64)), torch.jit.script(part()),
+    part(), nn.Linear(64, 1),
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    loss = model(torch.randn(256, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+
+def test_modules_that_are_traced_and_scripted(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import warnings\nwarnings.simplefilter('ignore')\n" + script_of(SCRIPTED)
+    )
+    done = memplan("record", "--activations", "-q", "-o", "t.parquet", "train.py")
+    assert done.returncode == 0, done.stderr
+    solved = memplan("solve", "t.parquet", "--budget", "min", "--method", "bestfit")
+    assert solved.returncode == 0, solved.stderr
+    assert memplan("apply", "-q", "t.plan.json", "train.py").stdout == done.stdout
+
+
+def test_a_budget_that_needs_nothing_is_watched_too(
+    memplan: Run, tmp_path: Path
+) -> None:
+    longer = ENCODER.replace("torch.randn(4, 64", "torch.randn(4 + 4 * (step == 5), 64")
+    (tmp_path / "train.py").write_text(script_of(longer))
+    memplan("record", "-q", "--activations", "-o", "t.parquet", "train.py", "5")
+    memplan("solve", "-q", "t.parquet", "--budget", "100%", "--method", "bestfit")
+    done = memplan("apply", "t.plan.json", "train.py", "5")
+    assert "at the most\n" in done.stderr
+    assert "recomputed" not in done.stderr
+    done = memplan("apply", "t.plan.json", "train.py", "6")
+    assert "at the most, more than the budget" in done.stderr
+
+
 def test_commands(memplan: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script_of(ENCODER))
     recorded = memplan("record", "--activations", "-o", "t.parquet", "train.py")
