@@ -27,7 +27,7 @@ from memplan.applying.recompute import Recompute
 from memplan.core.planfile import read_plan
 from memplan.files import write_bytes
 from memplan.native import _alloc
-from memplan.recording.activations import CallWrapper
+from memplan.recording.activations import CallWrapper, is_transformed
 from memplan.recording.boundary import named_parts
 from memplan.recording.options import RecordOptions
 from memplan.recording.record import Recording
@@ -84,16 +84,14 @@ class Watched:
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
             given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             backward(tensors, *args, **kwargs)
-            if not in_backward():
-                self._note(given)
+            self._note(given)
 
         gradient = torch.autograd.grad
 
         def graded(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             given = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
             result = gradient(outputs, *args, **kwargs)
-            if not in_backward():
-                self._note([*given, *(each for each in result if each is not None)])
+            self._note([*given, *(each for each in result if each is not None)])
             return result
 
         stack = contextlib.ExitStack()
@@ -119,6 +117,10 @@ class Watched:
     def _note(self, losses: list[Any]) -> None:
         import torch
 
+        # A compiler calls these, too, with tensors that hold nothing.
+        compiling = torch._guards.TracingContext.try_get() is not None
+        if in_backward() or compiling or is_transformed():
+            return
         _alloc.interrupt()
         try:
             found = {f"loss {i}": _digest(each) for i, each in enumerate(losses)}

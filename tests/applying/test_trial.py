@@ -113,6 +113,18 @@ def test_copies_that_a_program_makes_do_not_live_on(
     assert entries["measured_bytes"] == entries["predicted_bytes"]
 
 
+def test_a_part_that_is_compiled(memplan: Run, tmp_path: Path) -> None:
+    compiled = ENCODER.replace(
+        "optimizer =",
+        "model.layers[1] = torch.compile(model.layers[1], backend='aot_eager')\n"
+        "optimizer =",
+    )
+    planned(memplan, tmp_path, compiled, "min")
+    told = memplan("verify", "t.plan.json", "--json", "train.py", "4")
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["compared"] > 100
+
+
 def test_modules_that_are_gone_are_not_compared() -> None:
     def run(*passes: dict[str, str]) -> Run_:
         return Run_(passes, None, 0, "")
