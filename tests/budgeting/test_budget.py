@@ -12,6 +12,7 @@ import pytest
 
 import memplan
 from memplan.budgeting.choose import RESERVE, Budgeting, with_units
+from memplan.budgeting.descent import composed, peak_of
 from memplan.budgeting.step import Recorded
 from memplan.budgeting.units import candidates
 from memplan.core.planfile import read_plan
@@ -131,6 +132,29 @@ def test_units_lie_within_units_or_apart(recordings: dict[str, Path]) -> None:
     units = Budgeting(trace).least.units.units
     assert any(around.path == "" for around in units)
     assert not any(one.crosses(other) for one in units for other in units)
+
+
+@pytest.mark.parametrize("name", ["runs", "convolutions", "encoder"])
+def test_a_descent_leads_down_by_units_within_units(
+    name: str, recordings: dict[str, Path]
+) -> None:
+    budgeting = Budgeting(memplan.read_trace(recordings[name] / "train.parquet"))
+    path = budgeting._lower
+    peaks = [each.peak for each in path]
+    assert peaks == sorted(peaks, reverse=True)
+    assert budgeting.least.peak == peaks[-1]
+    known = {each.unit: each for each in budgeting.candidates.found}
+    for each in path:
+        units = each.units.units
+        assert len(set(units)) == len(units)
+        assert not any(one.crosses(other) for one in units for other in units)
+        chosen = [known[unit] for unit in units]
+        assert peak_of(composed(budgeting.recorded, chosen)) == each.peak
+        shuffled = composed(budgeting.recorded, chosen[::-1])
+        assert peak_of(shuffled) == each.peak
+        found = budgeting.within(each.units.budget)
+        assert found.cost <= each.cost
+        assert found.units.predicted <= each.units.budget - RESERVE
 
 
 def test_no_unit_is_cheaper_than_the_proved_choice(recordings: dict[str, Path]) -> None:
