@@ -186,8 +186,10 @@ class Budgeting:
             return found
         fits = [each for each in self._lower if each.units.budget <= budget]
         if fits:
-            each = min(fits, key=lambda each: each.cost)
-            return replace(each, units=replace(each.units, budget=budget))
+            best = min(fits, key=lambda each: each.cost)
+            if (chosen := self._known(best.units.units)) is not None:
+                return self._fewer(chosen, chosen, budget)
+            return replace(best, units=replace(best.units, budget=budget))
         least = self.least
         if not least.units.units:
             raise InfeasibleError(
@@ -210,14 +212,17 @@ class Budgeting:
     @cached_property
     def _lower(self) -> list[Chosen]:
         """The lowest that bisection finds, and what leads down from there."""
-        first = self._bisected
-        known = {each.unit: each for each in self.candidates.found}
-        chosen = tuple(known[unit] for unit in first.units.units if unit in known)
-        found = [first]
-        if chosen and len(chosen) == len(first.units.units):
-            for each, made in lower(self.recorded, self.candidates.found, chosen):
+        found, every = [self._bisected], self.candidates.found
+        if (chosen := self._known(found[0].units.units)) is not None:
+            for each, made in lower(self.recorded, every, chosen):
                 found.append(self._made((), (each, made, False), 0))
         return found
+
+    def _known(self, units: Sequence[Unit]) -> tuple[Candidate, ...] | None:
+        """The candidates for some units; None if they are not all among them."""
+        known = {each.unit: each for each in self.candidates.found}
+        found = tuple(known[unit] for unit in units if unit in known)
+        return found if found and len(found) == len(units) else None
 
     @cached_property
     def _bisected(self) -> Chosen:
@@ -313,15 +318,16 @@ class Budgeting:
         for level in self._levels[1:]:
             found = level.within(budget)
             if found is not None:
-                nested.append(self._fewer(level, found, budget))
+                small = [each for row in level.below for each in row]
+                nested.append(self._fewer([*small, *found[0]], small, budget))
         return min(nested, key=lambda each: each.cost, default=None)
 
-    def _fewer(self, level: _Level, found: Found, budget: int) -> Chosen:
-        """The same choice without small units that it can do without."""
-        above, made, _ = found
-        small = [each for row in level.below for each in row]
-        chosen = [*small, *above]
-        for each in sorted(small, key=lambda c: -c.cost)[:_MOST_DROPPED]:
+    def _fewer(
+        self, chosen: Sequence[Candidate], dropped: Sequence[Candidate], budget: int
+    ) -> Chosen:
+        """The same choice without units of `dropped` that it can do without."""
+        chosen, made = list(chosen), composed(self.recorded, chosen)
+        for each in sorted(dropped, key=lambda c: -c.cost)[:_MOST_DROPPED]:
             rest = [c for c in chosen if c is not each]
             other = composed(self.recorded, rest)
             if peak_of(other) <= budget - RESERVE:

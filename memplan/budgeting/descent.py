@@ -16,6 +16,7 @@ import numpy as np
 from memplan.budgeting.step import NEVER, NONE, Recorded
 from memplan.budgeting.timeline import remade
 from memplan.budgeting.units import Candidate, spans_of
+from memplan.core.recompute import Unit
 
 MOST_TRIED = 80  # moves in all
 _TRIED = 30  # moves of a step
@@ -25,12 +26,25 @@ _ENOUGH = 64  # a move that brings one part in so many is taken at once
 Choice = tuple[Candidate, ...]
 
 
-def composed(recorded: Recorded, chosen: Collection[Candidate]) -> Recorded:
-    """A trace with units computed again, which lie within each other or apart."""
-    left = list(chosen)
+def composed(
+    recorded: Recorded,
+    chosen: Collection[Candidate],
+    known: dict[tuple[frozenset[Unit], ...], Recorded] | None = None,
+) -> Recorded:
+    """A trace with units computed again, which lie within each other or apart.
+
+    known: traces by their units, those within others first; those made are added.
+    """
+    known = {} if known is None else known
+    left: list[Candidate] = list(chosen)
+    at: tuple[frozenset[Unit], ...] = ()
     while left:
         inner = [c for c in left if not any(_within(d, c) for d in left if d is not c)]
-        recorded = remade(recorded, spans_of(recorded, [c.unit for c in inner]))
+        at = (*at, frozenset(c.unit for c in inner))
+        if at not in known:
+            spans = spans_of(recorded, [c.unit for c in inner])
+            known[at] = remade(recorded, spans)
+        recorded = known[at]
         left = [c for c in left if c not in inner]
     return recorded
 
@@ -48,11 +62,12 @@ def lower(
     while left > 0:
         best = None
         peak = least = peak_of(made)
+        known: dict[tuple[frozenset[Unit], ...], Recorded] = {}
         for added in _moves(made, found, chosen)[: min(_TRIED, left)]:
             left -= 1
             rest = [c for c in chosen if not any(_cross(c, a) for a in added)]
             choice = (*rest, *added)
-            trace = composed(recorded, choice)
+            trace = composed(recorded, choice, known)
             if peak_of(trace) < least:
                 best, least = (choice, trace), peak_of(trace)
             if peak - least > peak // _ENOUGH:

@@ -393,19 +393,23 @@ def spans_of(recorded: Recorded, units: Collection[Unit]) -> list[Span]:
     wanted: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for unit in units:
         wanted.setdefault((unit.root, unit.path), []).append((unit.first, unit.last))
-    found = []
-    for call, number in enumerate(recorded.calls.module.tolist()):
-        if not recorded.has(call, Flag.GRAD):
-            continue
-        module = recorded.calls.modules[number]
+    calls, found = recorded.calls, []
+    modules = [
+        number
+        for number, each in enumerate(calls.modules)
+        if (each.root, each.path) in wanted
+    ]
+    own = np.isin(calls.module, modules) & (calls.flags & int(Flag.GRAD) > 0)
+    for call in np.flatnonzero(own).tolist():
+        module = calls.modules[int(calls.module[call])]
         last = int(recorded.inside_end[call])
         for first, end in wanted.get((module.root, module.path), ()):
             span = (call, last)
             if end:
-                own = search.children(call, last)
-                if len(own) != module.children:
+                children = search.children(call, last)
+                if len(children) != module.children:
                     continue
-                span = own[first], int(recorded.inside_end[own[end - 1]])
+                span = children[first], int(recorded.inside_end[children[end - 1]])
             made = search.span(*span)
             if made.needed < NEVER:
                 found.append(made)
