@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import memplan
 from memplan.budgeting.choose import RESERVE, Budgeting, with_units
@@ -155,6 +157,32 @@ def test_a_descent_leads_down_by_units_within_units(
         found = budgeting.within(each.units.budget)
         assert found.cost <= each.cost
         assert found.units.predicted <= each.units.budget - RESERVE
+
+
+@given(seed=st.integers(0, 1 << 20))
+@settings(max_examples=10)
+def test_what_else_the_machine_did_is_no_cost(
+    seed: int, recordings: dict[str, Path]
+) -> None:
+    trace = memplan.read_trace(recordings["encoder"] / "train.parquet")
+    calls = trace.calls
+    assert calls is not None
+    recorded = Recorded.of(trace)
+    inside = recorded.inside_end - np.arange(len(calls.module))
+    times = inside * 1_000_000
+    first = np.searchsorted(recorded.lives.bounds, recorded.begin, side="right")
+    draw = np.random.default_rng(seed)
+    for step in np.unique(first)[:-1]:  # one is undisturbed, which is not known
+        hit = int(draw.choice(np.flatnonzero(first == step)))
+        while hit >= 0:
+            times[hit] += 50_000_000
+            hit = int(calls.parent[hit])
+    quiet = replace(trace, calls=replace(calls, cost_ns=inside * 1_000_000))
+    busy = replace(trace, calls=replace(calls, cost_ns=times))
+    one, other = (candidates(Recorded.of(each), (), ()) for each in (quiet, busy))
+    assert other.forward == pytest.approx(one.forward)
+    costs = {each.unit: each.cost for each in one.found}
+    assert {each.unit: each.cost for each in other.found} == pytest.approx(costs)
 
 
 def test_no_unit_is_cheaper_than_the_proved_choice(recordings: dict[str, Path]) -> None:
