@@ -8,14 +8,17 @@ what the second call finds the same.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.applying.arguments import Arguments
+from memplan.applying.compared import compared
 from memplan.applying.second_call import Again, Bound, Made
 from memplan.core.plan import Plan
 from memplan.core.recompute import Recomputation
@@ -32,6 +35,7 @@ from memplan.recording.activations import (
 from memplan.recording.boundary import named_parts
 
 NO_LIMIT = sys.maxsize
+COMPARED = 2  # calls of each unit whose values are compared with those of the second
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,10 @@ class RecomputeReport:
 class Recompute:
     """Computes the units of a plan again, from `start` to `stop`."""
 
-    def __init__(self, part: Recomputation, name: str) -> None:
-        """name: of the plan, in messages."""
+    def __init__(self, part: Recomputation, name: str, compare: int = COMPARED) -> None:
+        """name: of the plan, in messages. compare: how many calls of each unit."""
         self._part, self._name = part, name
+        self._compare, self._compared = compare, Counter[Bound]()
         self._wrapper = CallWrapper(self._call)
         self._local = _Local()
         # By the id of a module, which Python may reuse: the module, and what it is.
@@ -66,7 +71,8 @@ class Recompute:
 
     def start(self) -> None:
         """Begin, after all else that watches modules."""
-        self._wrapper.start()
+        if self._part.units:
+            self._wrapper.start()
 
     def stop(self) -> None:
         """Make no more calls in this way; those that were made so are made again all
@@ -180,13 +186,24 @@ class Recompute:
                 arguments.made()
 
         made = Made(bound, self._counts.add)
-        return checkpoint(
-            forward,
-            *arguments.values,
-            use_reentrant=False,
-            preserve_rng_state=True,
-            context_fn=lambda: (made.first(), Again(made)),
-        )
+        with self._looked_at(bound) as look:
+            return checkpoint(
+                forward,
+                *arguments.values,
+                use_reentrant=False,
+                preserve_rng_state=True,
+                context_fn=lambda: (made.first(), Again(made)),
+                **look,
+            )
+
+    def _looked_at(
+        self, bound: Bound
+    ) -> contextlib.AbstractContextManager[dict[str, str]]:
+        """Around a call: the first ones of a unit are compared with the second."""
+        if self._compared[bound] >= self._compare:
+            return contextlib.nullcontext({})
+        self._compared[bound] += 1
+        return compared(bound.differs)
 
     def _meet(self, module: Any) -> None:
         """Find the units in a module that was not called before, and in its parts."""
@@ -243,9 +260,8 @@ class Recompute:
 
 
 def recompute_of(plan: Plan, name: str) -> Recompute | None:
-    """What computes the plan's units again; None for a plan without any."""
-    part = plan.recompute
-    return None if part is None or not part.units else Recompute(part, name)
+    """What computes the plan's units again; None for a plan without a budget."""
+    return None if plan.recompute is None else Recompute(plan.recompute, name)
 
 
 class _Local(threading.local):

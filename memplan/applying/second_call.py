@@ -2,7 +2,7 @@
 
 Where the second call would compute something else, this keeps it the same. It finds
 what the first one found: the states of torch's, Python's and numpy's generators, and
-of those that modules have; buffers that the first call changed, as clones (batch norm
+of such that modules have; buffers that the first call changed, as clones (batch norm
 does not read what it writes: its statistics are cloned only then); numbers, texts,
 containers and objects of such, and small tensors among modules' attributes; the mode,
 training or not. What it does to modules' attributes is undone. A unit with forward
@@ -14,11 +14,8 @@ two calls, and buffers that the recording did not see changed.
 from __future__ import annotations
 
 import contextlib
-import copy
-import operator
 import random
 import shlex
-import sys
 import time
 import weakref
 from collections import deque
@@ -28,10 +25,16 @@ from typing import Any
 
 import numpy as np
 
+from memplan.applying.attributes import (
+    all_attributes,
+    plain_attributes,
+    put_back_all,
+    tensor_versions,
+    torchs_own,
+)
 from memplan.core.recompute import Unit
-from memplan.recording.activations import SMALL, bytes_of, version_of
+from memplan.recording.activations import version_of
 from memplan.recording.boundary import named_parts
-from memplan.recording.held import PLAIN, is_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,19 @@ class Bound:
             tuple(map(weakref.ref, children)),
             tuple(map(weakref.ref, parts.values())),
             tuple(written),
+        )
+
+    @property
+    def leave_out(self) -> str:
+        """The options that leave it out of a plan."""
+        return f"--keep {shlex.quote(self.unit.name)} (keep={[self.unit.name]!r})"
+
+    def differs(self) -> RuntimeError:
+        """For a second call that computes something else."""
+        return RuntimeError(
+            f"memplan: {self.unit.name} computed something else when its call was made "
+            "again for the backward pass; memplan verify finds all such modules; leave "
+            f"it out with {self.leave_out}"
         )
 
     def modules(self) -> Iterator[Any]:
@@ -109,27 +125,22 @@ class Made:
                     read = not isinstance(owner, _NormBase)
                     self._before.append((ref, name, value.clone() if read else None))
         modules = list(self._bound.modules())
-        self._attributes = [_plain_attributes(each) for each in modules]
+        self._attributes = [plain_attributes(each) for each in modules]
         seen = _buffer_versions(modules, self._bound.written)
         generators = _generators()
         yield
         if generators != _generators():
             self._generators = generators
         self._versions = _parameter_versions(modules)
-        self._tensors = _tensor_versions(self._attributes)
+        self._tensors = tensor_versions(self._attributes)
         self._buffers = _buffer_versions(modules, self._bound.written)
         if seen != self._buffers:
             raise RuntimeError(
                 f"memplan: {self._bound.unit.name} changed a buffer in its forward "
                 "call that it did not change while it was recorded, and cannot be "
                 "computed again with the same result; record the program again, or "
-                f"leave it out with {self._leave_out}"
+                f"leave it out with {self._bound.leave_out}"
             )
-
-    @property
-    def _leave_out(self) -> str:
-        name = self._bound.unit.name
-        return f"--keep {shlex.quote(name)} (keep={[name]!r})"
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -140,16 +151,16 @@ class Made:
         if (
             self._versions != _parameter_versions(modules)
             or self._buffers != _buffer_versions(modules, self._bound.written)
-            or self._tensors != _tensor_versions(self._attributes)
+            or self._tensors != tensor_versions(self._attributes)
         ):
             raise RuntimeError(
                 f"memplan: tensors of {self._bound.unit.name} were changed between "
                 "its forward call and the backward pass, which needs the call again; "
-                f"leave it out with {self._leave_out}"
+                f"leave it out with {self._bound.leave_out}"
             )
         begin = time.perf_counter()
         kept: deque[tuple[Any, str, Any]] = deque()
-        attributes = [_all_attributes(each) for each in modules]
+        attributes = [all_attributes(each) for each in modules]
         generators = _generators() if self._generators is not None else None
         try:
             with torch.no_grad():
@@ -159,7 +170,7 @@ class Made:
                         kept.append((owner, name, now))
                         owner._buffers[name] = (now if value is None else value).clone()
             for module, values in zip(modules, self._attributes, strict=True):
-                _put_back(module, values)
+                put_back_all(module, values)
             if self._generators is not None:
                 _set_generators(self._generators)
             yield
@@ -167,107 +178,12 @@ class Made:
             for owner, name, value in kept:
                 owner._buffers[name] = value
             for module, values in zip(modules, attributes, strict=True):
-                for name in vars(module).keys() - values.keys() - _TORCHS_OWN:
+                for name in vars(module).keys() - values.keys() - torchs_own():
                     del vars(module)[name]
-                _put_back(module, values)
+                put_back_all(module, values)
             if generators is not None:
                 _set_generators(generators)
             self._made_again(time.perf_counter() - begin)
-
-
-_CONTAINERS = (list, dict, set, tuple, deque)
-_MOST_IN_CONTAINER = 1024  # a longer one is left alone
-
-
-def _plain_attributes(module: Any) -> dict[str, Any]:
-    """A module's own attributes that are plain values, copies of its containers of
-    such, and tensors of at most SMALL bytes: larger ones are not to be held."""
-    tensor = sys.modules["torch"].Tensor
-    found: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if isinstance(value, PLAIN):
-            found[name] = value
-        elif isinstance(value, tensor):
-            if bytes_of(value) <= SMALL:
-                found[name] = value
-        elif name not in _TORCHS_OWN and (copied := _copy_of(value)) is not None:
-            held = copied.values() if isinstance(copied, dict) else copied
-            if isinstance(copied, tensor) or all(isinstance(x, PLAIN) for x in held):
-                found[name] = value, copied
-    return found
-
-
-def _all_attributes(module: Any) -> dict[str, Any]:
-    """A module's own attributes, and copies of what holds others or has a state."""
-    return {
-        name: (value, _copy_of(value))
-        for name, value in vars(module).items()
-        if name not in _TORCHS_OWN
-    }
-
-
-def _copy_of(value: Any) -> Any:
-    """What a container or an object holds, or the state of a generator; None for
-    others, and where there is too much."""
-    if isinstance(value, sys.modules["torch"].Generator):
-        return value.get_state()
-    if type(value) in _CONTAINERS:
-        return copy.copy(value) if len(value) <= _MOST_IN_CONTAINER else None
-    if is_object(value) and hasattr(value, "__dict__"):
-        return dict(vars(value))
-    return None
-
-
-def _tensor_versions(attributes: Sequence[dict[str, Any]]) -> list[int]:
-    kind = sys.modules["torch"].Tensor
-    return [
-        version_of(value)
-        for values in attributes
-        for value in values.values()
-        if isinstance(value, kind)
-    ]
-
-
-def _put_back(module: Any, values: dict[str, Any]) -> None:
-    """Give the attributes the values that `_plain_attributes` found."""
-    own = vars(module)
-    for name, value in values.items():
-        if not isinstance(value, tuple):
-            own[name] = value
-            continue
-        held, copied = value
-        own[name] = held
-        if copied is None or _holds(held, copied):
-            continue
-        if isinstance(held, sys.modules["torch"].Generator):
-            held.set_state(copied)
-        elif isinstance(held, list | deque):
-            held.clear()
-            held.extend(copied)
-        elif not isinstance(held, tuple):
-            content: Any = held if isinstance(held, dict | set) else vars(held)
-            content.clear()
-            content.update(copied)
-
-
-def _holds(value: Any, copied: Any) -> bool:
-    """Whether a container or an object holds what `_copy_of` found in it."""
-    if isinstance(value, sys.modules["torch"].Generator):
-        return bool(value.get_state().equal(copied))
-    if isinstance(value, set):
-        return bool(value == copied)
-    now = value if isinstance(value, (dict, list, tuple, deque)) else vars(value)
-    if isinstance(now, dict):
-        if list(now) != list(copied):
-            return False
-        now, copied = now.values(), copied.values()
-    return len(now) == len(copied) and all(map(operator.is_, now, copied))
-
-
-# What torch.nn.Module itself keeps in a module, but for its mode.
-_TORCHS_OWN = frozenset(
-    {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
-)
 
 
 def _generators() -> tuple[Any, ...]:

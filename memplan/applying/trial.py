@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memplan.applying.trial_step import Digests, Order
+from memplan.applying.trial_step import Digests, Order, is_gone
 from memplan.core.plan import Plan
 from memplan.errors import InputError, RecordError, UsageError
 from memplan.formats.strictjson import parse
-from memplan.recording.forking import ForkServer
+from memplan.recording.forking import ForkServer, last_error
 from memplan.recording.target import Target
 from memplan.scratch import scratch_folder
-from memplan.trace.lives import Summary
+from memplan.trace.lives import lives_of
 from memplan.trace.read import read_trace
 from memplan.trace.trace import Trace
 
@@ -38,8 +38,10 @@ class Run:
 
     @property
     def peak(self) -> int:
-        """The most live bytes, 0 where the run failed."""
-        return 0 if self.trace is None else Summary.of(self.trace.events).peak_live
+        """The most live bytes, as blocks are aligned; 0 where the run failed."""
+        if self.trace is None:
+            return 0
+        return int(lives_of(self.trace).taken_bytes.max(initial=0))
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,8 @@ class Rehearsal:
             done = self._server.run("memplan.applying.trial_step", [order.encode()])
             failure = ""
             if done.code:
-                said = done.said.strip().splitlines() or ["it printed nothing"]
-                failure = said[-1]
+                said = done.said.strip().splitlines()
+                failure = last_error(said) or "it printed nothing"
             if not result.exists() or not trace.exists():
                 return Run((), None, 0, failure or "it recorded nothing")
             found = parse(result.read_bytes(), result)
@@ -133,7 +135,7 @@ def try_out(rehearsal: Rehearsal, said: Callable[[str], None]) -> Verdict:
             f"its first {STEPS} steps: the plan was made for another one"
         )
     problem = _difference(eager, together)
-    compared = sum(map(len, eager.passes))
+    compared = sum(not is_gone(name) for each in eager.passes for name in each)
     peak, before = together.peak, eager.peak
     if not problem:
         return Verdict({}, "", peak, before, compared, rehearsal.runs)
@@ -168,7 +170,11 @@ def _difference(one: Run, other: Run) -> str:
     for number, (first, second) in enumerate(
         zip(one.passes, other.passes, strict=False)
     ):
-        for name in sorted(first.keys() | second.keys()):
+        names = first.keys() | second.keys()
+        gone = tuple(f"{each.partition(' ')[2]}:" for each in names if is_gone(each))
+        for name in sorted(names):
+            if is_gone(name) or name.partition(" ")[2].startswith(gone):
+                continue
             if first.get(name) != second.get(name):
                 return f"{_plain(name)} differs after backward pass {number + 1}"
     if len(one.passes) != len(other.passes):

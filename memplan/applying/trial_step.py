@@ -14,6 +14,7 @@ import hashlib
 import json
 import random
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from memplan.applying.recompute import Recompute
 from memplan.core.planfile import read_plan
 from memplan.files import write_bytes
 from memplan.native import _alloc
-from memplan.recording.activations import CallWrapper
+from memplan.recording.activations import CallWrapper, is_transformed
 from memplan.recording.boundary import named_parts
 from memplan.recording.options import RecordOptions
 from memplan.recording.record import Recording
@@ -34,6 +35,12 @@ from memplan.recording.sites import in_backward
 from memplan.recording.target import Target, run
 
 Digests = dict[str, str]
+_GONE = "gone "  # before the number of a module that is no more
+
+
+def is_gone(name: str) -> bool:
+    """Whether a name of Digests stands for an outermost module that is no more."""
+    return name.startswith(_GONE)
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,9 @@ class Watched:
 
     def __init__(self) -> None:
         self.passes: list[Digests] = []
-        self.roots: dict[int, Any] = {}
+        # Weak references: what the program lets go is not to live on.
+        self._roots: list[Any] = []
+        self._numbers: dict[int, int] = {}  # by id, which Python may reuse
         self._inside = False
         self._wrapper = CallWrapper(self._call)
 
@@ -75,16 +84,14 @@ class Watched:
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
             given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             backward(tensors, *args, **kwargs)
-            if not in_backward():
-                self._note(given)
+            self._note(given)
 
         gradient = torch.autograd.grad
 
         def graded(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             given = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
             result = gradient(outputs, *args, **kwargs)
-            if not in_backward():
-                self._note([*given, *(each for each in result if each is not None)])
+            self._note([*given, *(each for each in result if each is not None)])
             return result
 
         stack = contextlib.ExitStack()
@@ -97,7 +104,10 @@ class Watched:
     ) -> Any:
         if self._inside or in_backward():
             return call(module, *args, **kwargs)
-        self.roots[id(module)] = module
+        number = self._numbers.get(id(module))
+        if number is None or self._roots[number]() is not module:
+            self._numbers[id(module)] = len(self._roots)
+            self._roots.append(weakref.ref(module))
         self._inside = True
         try:
             return call(module, *args, **kwargs)
@@ -107,10 +117,17 @@ class Watched:
     def _note(self, losses: list[Any]) -> None:
         import torch
 
+        # A compiler calls these, too, with tensors that hold nothing.
+        compiling = torch._guards.TracingContext.try_get() is not None
+        if in_backward() or compiling or is_transformed():
+            return
         _alloc.interrupt()
         try:
             found = {f"loss {i}": _digest(each) for i, each in enumerate(losses)}
-            for number, root in enumerate(self.roots.values()):
+            for number, ref in enumerate(self._roots):
+                if (root := ref()) is None:
+                    found[f"{_GONE}{number}"] = ""
+                    continue
                 for path, part in named_parts(root):
                     at = f"{number}:{path}."
                     for name, value in part._parameters.items():
@@ -175,7 +192,7 @@ def main(text: str) -> int:
     watched = Watched()
     again = None
     if part is not None and units:
-        again = Recompute(replace(part, units=units), order.plan)
+        again = Recompute(replace(part, units=units), order.plan, compare=0)
     recording.start()
     if again is not None:
         again.start()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
+from memplan.budgeting.descent import composed, lower, peak_of
 from memplan.budgeting.program import Program
 from memplan.budgeting.step import Recorded
 from memplan.budgeting.timeline import remade
@@ -83,7 +84,7 @@ class _Level:
         below: Below = (),
     ) -> None:
         self.recorded, self.below = recorded, below
-        self.peak = _peak(recorded)
+        self.peak = peak_of(recorded)
         spans = (span for row in below for each in row for span in each.spans)
         taken = {span.calls for span in spans}
         self.candidates: Candidates = candidates(recorded, keep, taken)
@@ -105,7 +106,7 @@ class _Level:
                 return None
             picked = tuple(self.candidates.found[i] for i in answer.chosen)
             made = with_units(self.recorded, [each.unit for each in picked])
-            excess = _peak(made) - (budget - RESERVE)
+            excess = peak_of(made) - (budget - RESERVE)
             if excess <= 0:
                 proved = answer.proved and cheapest and target == budget - RESERVE
                 return picked, made, proved and not self.below
@@ -126,10 +127,6 @@ def _again(candidate: Candidate) -> int:
 def _step(peak: int) -> int:
     """What peaks have to differ by to be told apart: bytes."""
     return max(RESERVE, peak >> 9)
-
-
-def _peak(recorded: Recorded) -> int:
-    return int(recorded.lives.live_bytes.max(initial=0))
 
 
 class Budgeting:
@@ -187,9 +184,13 @@ class Budgeting:
         found = self._try(budget)
         if found is not None:
             return found
+        fits = [each for each in self._lower if each.units.budget <= budget]
+        if fits:
+            best = min(fits, key=lambda each: each.cost)
+            if (chosen := self._known(best.units.units)) is not None:
+                return self._fewer(chosen, chosen, budget)
+            return replace(best, units=replace(best.units, budget=budget))
         least = self.least
-        if least.units.budget <= budget:  # found by another way
-            return replace(least, units=replace(least.units, budget=budget))
         if not least.units.units:
             raise InfeasibleError(
                 "no module was found that takes less memory when it is computed again: "
@@ -205,6 +206,26 @@ class Budgeting:
 
     @cached_property
     def least(self) -> Chosen:
+        """The choice with the lowest peak that is found."""
+        return min(self._lower, key=lambda each: each.peak)
+
+    @cached_property
+    def _lower(self) -> list[Chosen]:
+        """The lowest that bisection finds, and what leads down from there."""
+        found, every = [self._bisected], self.candidates.found
+        if (chosen := self._known(found[0].units.units)) is not None:
+            for each, made in lower(self.recorded, every, chosen):
+                found.append(self._made((), (each, made, False), 0))
+        return found
+
+    def _known(self, units: Sequence[Unit]) -> tuple[Candidate, ...] | None:
+        """The candidates for some units; None if they are not all among them."""
+        known = {each.unit: each for each in self.candidates.found}
+        found = tuple(known[unit] for unit in units if unit in known)
+        return found if found and len(found) == len(units) else None
+
+    @cached_property
+    def _bisected(self) -> Chosen:
         """The choice with the lowest peak that bisection finds."""
         best, at = self._made((), ((), self.recorded, True), 0), self._base
         for level in self._levels:
@@ -297,27 +318,21 @@ class Budgeting:
         for level in self._levels[1:]:
             found = level.within(budget)
             if found is not None:
-                nested.append(self._fewer(level, found, budget))
+                small = [each for row in level.below for each in row]
+                nested.append(self._fewer([*small, *found[0]], small, budget))
         return min(nested, key=lambda each: each.cost, default=None)
 
     def _fewer(
-        self,
-        level: _Level,
-        found: Found,
-        budget: int,
+        self, chosen: Sequence[Candidate], dropped: Sequence[Candidate], budget: int
     ) -> Chosen:
-        """The same choice without small units that it can do without."""
-        above, made, _ = found
-        below = level.below
-        small = [each for row in below for each in row]
-        for each in sorted(small, key=lambda c: -c.cost)[:_MOST_DROPPED]:
-            rest = tuple(tuple(c for c in row if c is not each) for row in below)
-            other = self.recorded
-            for row in (*rest, above):
-                other = with_units(other, [c.unit for c in row])
-            if _peak(other) <= budget - RESERVE:
-                below, made = rest, other
-        return self._made(below, (above, made, False), budget)
+        """The same choice without units of `dropped` that it can do without."""
+        chosen, made = list(chosen), composed(self.recorded, chosen)
+        for each in sorted(dropped, key=lambda c: -c.cost)[:_MOST_DROPPED]:
+            rest = [c for c in chosen if c is not each]
+            other = composed(self.recorded, rest)
+            if peak_of(other) <= budget - RESERVE:
+                chosen, made = rest, other
+        return self._made((), (tuple(chosen), made, False), budget)
 
     def _made(
         self,
@@ -327,7 +342,7 @@ class Budgeting:
     ) -> Chosen:
         above, made, proved = found
         both = [each for row in (*below, above) for each in row]
-        peak = _peak(made)
+        peak = peak_of(made)
         cost = math.fsum(each.cost for each in both)
         share = cost / self.candidates.forward if self.candidates.forward else 0.0
         part = Recomputation(

@@ -44,7 +44,7 @@ class Program:
     def __init__(self, recorded: Recorded, found: Sequence[Candidate]) -> None:
         self._recorded, self._found = recorded, found
         begin, end = recorded.rows
-        self._live = recorded.lives.live_bytes
+        self._live = recorded.lives.taken_bytes
         self._rows = begin, end
         self._effects = [
             effect for i, each in enumerate(found) for effect in self._of(i, each)

@@ -68,7 +68,13 @@ def remade(recorded: Recorded, spans: Sequence[Span]) -> Recorded:
         begin = int(np.searchsorted(key, span.begin * _KEYS + _At.BEGIN))
         needed = int(np.searchsorted(key, span.needed * _KEYS + _At.NEEDED))
         held = now[recorded.inputs.of(span.calls[0])].tolist() or [NONE]
-        more += [(span.calls[0], begin, needed, buffer) for buffer in held]
+        # Its arguments live until it ends, those of a run's first child, too.
+        end = int(np.searchsorted(key, span.end * _KEYS + _At.END))
+        known = [each for each in held if each != NONE and dropped[each] != NEVER]
+        dropped[known] = np.maximum(dropped[known], end)
+        # The generator's state is read before the inputs are saved.
+        saved = begin + bool(span.state)
+        more += [(span.calls[0], saved, needed, buffer) for buffer in held]
     saver, packed, unpacked, buffer = np.array(more, np.int64).reshape(-1, 4).T
     kept = ~gone
     return replace(

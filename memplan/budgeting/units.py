@@ -366,13 +366,20 @@ class _Search:
 
     @cached_property
     def cost(self) -> Float64Array:
-        """Of each call: nanoseconds, the least of any step; of the step's calls only,
-        or bytes that it allocates, where there are no times; shape (n,)."""
+        """Of each call: nanoseconds, or bytes that it allocates, where there are no
+        times; shape (n,).
+
+        The time of a call without those in it is the least of any step: what else the
+        machine did then hits a long call in each step, and a short one in few.
+        """
         calls, recorded = self.calls, self.recorded
         if not calls.cost_ns[self.own].any():
             self.result.timed = False
             made = self._made_until(recorded.end) - self._made_until(recorded.begin)
             return made.astype(np.float64)
+        alone = calls.cost_ns.astype(np.float64)
+        inner = calls.parent != NO_CALL
+        np.subtract.at(alone, calls.parent[inner], calls.cost_ns[inner])
         step = np.searchsorted(recorded.lives.bounds, recorded.begin, side="right")
         seen: dict[tuple[int, int], float] = {}
         count: dict[tuple[int, int], int] = {}
@@ -383,8 +390,10 @@ class _Search:
             )
             place.append((module, at))
             least = seen.get((module, at), np.inf)
-            seen[module, at] = min(least, float(calls.cost_ns[call]))
-        return np.array([seen[each] for each in place], dtype=np.float64)
+            seen[module, at] = min(least, max(float(alone[call]), 0.0))
+        sums = np.append(0.0, np.cumsum([seen[each] for each in place]))
+        found: Float64Array = sums[recorded.inside_end] - sums[:-1]
+        return found
 
 
 def spans_of(recorded: Recorded, units: Collection[Unit]) -> list[Span]:
@@ -393,19 +402,23 @@ def spans_of(recorded: Recorded, units: Collection[Unit]) -> list[Span]:
     wanted: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for unit in units:
         wanted.setdefault((unit.root, unit.path), []).append((unit.first, unit.last))
-    found = []
-    for call, number in enumerate(recorded.calls.module.tolist()):
-        if not recorded.has(call, Flag.GRAD):
-            continue
-        module = recorded.calls.modules[number]
+    calls, found = recorded.calls, []
+    modules = [
+        number
+        for number, each in enumerate(calls.modules)
+        if (each.root, each.path) in wanted
+    ]
+    own = np.isin(calls.module, modules) & (calls.flags & int(Flag.GRAD) > 0)
+    for call in np.flatnonzero(own).tolist():
+        module = calls.modules[int(calls.module[call])]
         last = int(recorded.inside_end[call])
         for first, end in wanted.get((module.root, module.path), ()):
             span = (call, last)
             if end:
-                own = search.children(call, last)
-                if len(own) != module.children:
+                children = search.children(call, last)
+                if len(children) != module.children:
                     continue
-                span = own[first], int(recorded.inside_end[own[end - 1]])
+                span = children[first], int(recorded.inside_end[children[end - 1]])
             made = search.span(*span)
             if made.needed < NEVER:
                 found.append(made)

@@ -43,10 +43,9 @@ def show_report(report: Report) -> None:
         found = "" if again.bound >= again.units else f", {again.bound:,} found"
         many = f"{again.recomputations:,} calls in {format_seconds(again.seconds)}"
         budget, expected = map(format_bytes, (again.budget, again.predicted))
-        rows += [
-            ("recomputed", f"{_units(again.units)}{found}: {many}"),
-            ("budget", f"{budget}, {expected} of tensors expected"),
-        ]
+        if again.units:
+            rows.append(("recomputed", f"{_units(again.units)}{found}: {many}"))
+        rows.append(("budget", f"{budget}, {expected} of tensors expected"))
         if again.left_out:
             many = f"{again.left_out:,} calls of units that have hooks by now"
             rows.append(("not recomputed", many))

@@ -29,6 +29,7 @@ from memplan.trace.calls import AGAIN, NO_CALL, Calls, Flag, Module
 MOST_CALLS = 1 << 17  # later ones are not noted
 _HOOKED = "it has forward hooks, which would run twice"
 _COMPILED = "it is compiled"
+_SCRIPTED = "it is TorchScript, which ends no call early"
 _CHANGES = "it changes a tensor of its own, which is no buffer, in place"
 _DROPPED = 5  # of what is noted of a saved tensor: when autograd alone holds it
 # Bytes of a buffer that is looked at before and after a call, and of a tensor among
@@ -76,10 +77,13 @@ class CallWrapper:
 
 
 def is_transformed() -> bool:
-    """Whether a compiler or a transform of torch.func runs, which allow no hooks."""
+    """Whether a compiler, a tracer or a transform of torch.func runs, which allow no
+    hooks."""
     torch = sys.modules["torch"]
-    func = torch._C._functorch.peek_interpreter_stack()
-    return func is not None or bool(torch.compiler.is_compiling())
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    traced = torch._C._get_tracing_state() is not None
+    return traced or bool(torch.compiler.is_compiling())
 
 
 def root_of(module: Any) -> Root:
@@ -103,8 +107,9 @@ def kind_of(module: Any) -> str:
 def is_sequence(module: Any) -> bool:
     """Whether it calls its children one after the other, and does nothing else."""
     sequential = sys.modules["torch"].nn.Sequential
-    own = type(module).forward is sequential.forward and "forward" not in vars(module)
-    return isinstance(module, sequential) and own
+    if not isinstance(module, sequential) or "forward" in vars(module):
+        return False
+    return type(module).forward is sequential.forward
 
 
 def _is_lazy(parameter: Any) -> bool:
@@ -119,6 +124,8 @@ def obstacle_of(module: Any) -> str:
         return _HOOKED
     if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
         return _COMPILED
+    if isinstance(module, sys.modules["torch"].jit.ScriptModule):
+        return _SCRIPTED
     return ""
 
 

@@ -26,7 +26,6 @@ from memplan.core.plan import Program
 from memplan.errors import RecordError, as_options
 from memplan.recording.activations import Activations, of_storage
 from memplan.recording.fake_device import (
-    CPU_ALIGNMENT,
     Devices,
     FakeDevice,
     FakeLedger,
@@ -47,7 +46,7 @@ from memplan.recording.shim import require_torch, watch_fake_modes
 from memplan.recording.usage import StepClock, run_stats
 from memplan.trace.caching_allocator import CachingAllocator, DeviceFullError
 from memplan.trace.importers.snapshot_history import GRANULARITY
-from memplan.trace.lives import Summary
+from memplan.trace.lives import CPU_ALIGNMENT, Summary
 from memplan.trace.recovery import Written
 from memplan.trace.reserved import ran_out
 from memplan.trace.stacks import StackTable

@@ -24,6 +24,7 @@ import numpy as np
 
 from memplan.errors import UsageError
 from memplan.trace.caching_allocator import CachingAllocator, DeviceFullError
+from memplan.trace.lives import CPU_ALIGNMENT
 from memplan.trace.trace import Action, Category, Columns, Mark
 from memplan.units import parse_memory
 
@@ -76,7 +77,6 @@ def fake_device(text: str) -> FakeDevice | None:
     )
 
 
-CPU_ALIGNMENT = 64  # bytes
 _BASE = 1 << 32  # where made-up addresses begin
 _NO_STACK = -1
 

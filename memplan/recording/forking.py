@@ -37,6 +37,18 @@ class Ended:
     said: str
 
 
+def last_error(lines: Sequence[str]) -> str:
+    """The line that says what a program ended with: the first of an exception's text,
+    which may go on, or else the last one; "" if there are none."""
+    trace = "Traceback (most recent call last):"
+    if trace in lines:
+        last = len(lines) - 1 - lines[::-1].index(trace)
+        for line in lines[last + 1 :]:
+            if line and not line[0].isspace():
+                return line
+    return lines[-1] if lines else ""
+
+
 class ForkServer:
     """Runs `python -m MODULE ARGUMENTS` any number of times.
 
@@ -83,8 +95,8 @@ class ForkServer:
         self._said.seek(0)
         said = self._said.read().decode(errors="replace")
         if not answer:
-            last = said.strip().splitlines() or ["is there enough memory?"]
-            raise RecordError(f"the process that loads torch was ended: {last[-1]}")
+            why = last_error(said.strip().splitlines()) or "is there enough memory?"
+            raise RecordError(f"the process that loads torch was ended: {why}")
         return Ended(int(answer), said)
 
     def _start(self, said: IO[bytes]) -> subprocess.Popen[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memplan.errors import RecordError
-from memplan.recording.forking import ForkServer
+from memplan.recording.forking import ForkServer, last_error
 from memplan.recording.target import Target
 from memplan.scratch import scratch_folder
 from memplan.trace.lives import Summary
@@ -97,6 +97,6 @@ def _failure(target: Target, said: list[str], code: int) -> ProgramFailedError:
         and " is empty: " not in line
         and any(map(str.isalnum, line))  # a box may end with a ruler
     ]
-    last = told[-1].removeprefix("memplan: ") if told else "it printed nothing"
+    last = last_error(told).removeprefix("memplan: ") or "it printed nothing"
     text = f"{' '.join(target.command())} ended with {code}: {last}"
     return ProgramFailedError(text, code, "\n".join(said))

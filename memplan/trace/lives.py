@@ -21,6 +21,7 @@ from memplan.trace.sites import Attribution, Site, attribution
 from memplan.trace.stacks import StackTable
 from memplan.trace.trace import Action, Columns, Mark, Trace
 
+CPU_ALIGNMENT = 64  # bytes, of PyTorch's blocks
 UNMATCHED = -1
 NEVER = np.iinfo(np.int64).max  # the tick at which a block is freed that is not
 # A trace has fewer events than this counts; half the memory of the usual index.
@@ -133,6 +134,12 @@ class Lives:
     def live_bytes(self) -> Int64Array:
         """Live bytes after each event, shape (len(events),)."""
         return self.live_of(self.size)
+
+    @cached_property
+    def taken_bytes(self) -> Int64Array:
+        """The same of what blocks take up: PyTorch aligns those of the CPU."""
+        aligned = -(-self.size // CPU_ALIGNMENT) * CPU_ALIGNMENT
+        return self.live_of(aligned) if self.on_cpu else self.live_bytes
 
     def live_of(self, size: Int64Array) -> Int64Array:
         """The same where each allocation counts as `size` bytes, shape (n,)."""

@@ -27,7 +27,7 @@ from bench.runner import (
 )
 from bench.steps import environment, measure_steps
 from memplan.budgeting.choose import RESERVE
-from memplan.trace.lives import Summary
+from memplan.trace.lives import lives_of
 from memplan.trace.read import read_trace
 
 PEER = str(ROOT / "scripts" / "bench" / "budget_peer.py")
@@ -54,7 +54,8 @@ def contenders(
         trace = folder / f"{way}.parquet"
         command = (*MEMPLAN, "record", "-q", *options, "-o", str(trace))
         child(*command, PEER, way, *words)
-        return trace, Summary.of(read_trace(trace).events).peak_live
+        taken = lives_of(read_trace(trace)).taken_bytes
+        return trace, int(taken.max(initial=0))
 
     def runner(name: str, command: list[str], peak: int) -> Contender:
         def run() -> Figures:

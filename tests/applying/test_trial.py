@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import memplan as package
+from memplan.applying.trial import Run as Run_
+from memplan.applying.trial import _difference
 from tests.budgeting.training import CONVOLUTIONS, ENCODER, script_of, without_times
 from tests.conftest import Run
 
@@ -87,6 +89,55 @@ def test_a_plan_that_holds(memplan: Run, tmp_path: Path) -> None:
     assert quick["fake_bytes"] == entries["fake_bytes"]
     assert quick["valid"] == (quick["fake_bytes"] <= budget)
     assert "measured_bytes" not in quick
+
+
+COPIED = ENCODER.replace(
+    "def train():",
+    """
+def train():
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin(torch.randn(4, 64, 64))
+    del twin
+""",
+)
+
+
+def test_copies_that_a_program_makes_do_not_live_on(
+    memplan: Run, tmp_path: Path
+) -> None:
+    planned(memplan, tmp_path, COPIED)
+    told = memplan("verify", "t.plan.json", "--json", "train.py", "4")
+    entries = json.loads(told.stdout)
+    assert entries["valid"], told.stdout
+    assert entries["measured_bytes"] == entries["predicted_bytes"]
+
+
+def test_a_part_that_is_compiled(memplan: Run, tmp_path: Path) -> None:
+    compiled = ENCODER.replace(
+        "optimizer =",
+        "model.layers[1] = torch.compile(model.layers[1], backend='aot_eager')\n"
+        "optimizer =",
+    )
+    planned(memplan, tmp_path, compiled, "min")
+    told = memplan("verify", "t.plan.json", "--json", "train.py", "4")
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["compared"] > 100
+
+
+def test_modules_that_are_gone_are_not_compared() -> None:
+    def run(*passes: dict[str, str]) -> Run_:
+        return Run_(passes, None, 0, "")
+
+    one = run({"loss 0": "a", "gradient 0:x": "b", "gradient 1:x": "c"})
+    gone = run({"loss 0": "a", "gradient 0:x": "b", "gone 1": ""})
+    assert _difference(one, gone) == _difference(gone, one) == ""
+    other = run({"loss 0": "a", "gradient 0:x": "z", "gone 1": ""})
+    assert "gradient x differs after backward pass 1" in _difference(one, other)
+    less = run({"loss 0": "a", "gradient 0:x": "b"})
+    assert "gradient 1:x differs" in _difference(one, less)
+    eleventh = run({"gradient 11:x": "a", "gone 1": ""})
+    assert "gradient 11:x" in _difference(eleventh, run({"gone 1": ""}))
 
 
 def test_a_plan_for_another_program(memplan: Run, tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import memplan
 from memplan.budgeting.choose import RESERVE, Budgeting, with_units
+from memplan.budgeting.descent import composed, peak_of
 from memplan.budgeting.step import Recorded
 from memplan.budgeting.units import candidates
 from memplan.core.planfile import read_plan
@@ -131,6 +134,55 @@ def test_units_lie_within_units_or_apart(recordings: dict[str, Path]) -> None:
     units = Budgeting(trace).least.units.units
     assert any(around.path == "" for around in units)
     assert not any(one.crosses(other) for one in units for other in units)
+
+
+@pytest.mark.parametrize("name", ["runs", "convolutions", "encoder"])
+def test_a_descent_leads_down_by_units_within_units(
+    name: str, recordings: dict[str, Path]
+) -> None:
+    budgeting = Budgeting(memplan.read_trace(recordings[name] / "train.parquet"))
+    path = budgeting._lower
+    peaks = [each.peak for each in path]
+    assert peaks == sorted(peaks, reverse=True)
+    assert budgeting.least.peak == peaks[-1]
+    known = {each.unit: each for each in budgeting.candidates.found}
+    for each in path:
+        units = each.units.units
+        assert len(set(units)) == len(units)
+        assert not any(one.crosses(other) for one in units for other in units)
+        chosen = [known[unit] for unit in units]
+        assert peak_of(composed(budgeting.recorded, chosen)) == each.peak
+        shuffled = composed(budgeting.recorded, chosen[::-1])
+        assert peak_of(shuffled) == each.peak
+        found = budgeting.within(each.units.budget)
+        assert found.cost <= each.cost
+        assert found.units.predicted <= each.units.budget - RESERVE
+
+
+@given(seed=st.integers(0, 1 << 20))
+@settings(max_examples=10)
+def test_what_else_the_machine_did_is_no_cost(
+    seed: int, recordings: dict[str, Path]
+) -> None:
+    trace = memplan.read_trace(recordings["encoder"] / "train.parquet")
+    calls = trace.calls
+    assert calls is not None
+    recorded = Recorded.of(trace)
+    inside = recorded.inside_end - np.arange(len(calls.module))
+    times = inside * 1_000_000
+    first = np.searchsorted(recorded.lives.bounds, recorded.begin, side="right")
+    draw = np.random.default_rng(seed)
+    for step in np.unique(first)[:-1]:  # one is undisturbed, which is not known
+        hit = int(draw.choice(np.flatnonzero(first == step)))
+        while hit >= 0:
+            times[hit] += 50_000_000
+            hit = int(calls.parent[hit])
+    quiet = replace(trace, calls=replace(calls, cost_ns=inside * 1_000_000))
+    busy = replace(trace, calls=replace(calls, cost_ns=times))
+    one, other = (candidates(Recorded.of(each), (), ()) for each in (quiet, busy))
+    assert other.forward == pytest.approx(one.forward)
+    costs = {each.unit: each.cost for each in one.found}
+    assert {each.unit: each.cost for each in other.found} == pytest.approx(costs)
 
 
 def test_no_unit_is_cheaper_than_the_proved_choice(recordings: dict[str, Path]) -> None:
@@ -309,6 +361,49 @@ def test_modules_with_unusual_tensors_are_recorded(
     solved = memplan("solve", "t.parquet", "--budget", "min", "--method", "bestfit")
     assert solved.returncode == 0, solved.stderr
     assert memplan("apply", "-q", "t.plan.json", "train.py").stdout == done.stdout
+
+
+SCRIPTED = """
+def part():
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+model = nn.Sequential(
+    part(), torch.jit.trace(part(), torch.randn(4, 64)), torch.jit.script(part()),
+    part(), nn.Linear(64, 1),
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    loss = model(torch.randn(256, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+
+def test_modules_that_are_traced_and_scripted(memplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import warnings\nwarnings.simplefilter('ignore')\n" + script_of(SCRIPTED)
+    )
+    done = memplan("record", "--activations", "-q", "-o", "t.parquet", "train.py")
+    assert done.returncode == 0, done.stderr
+    solved = memplan("solve", "t.parquet", "--budget", "min", "--method", "bestfit")
+    assert solved.returncode == 0, solved.stderr
+    assert memplan("apply", "-q", "t.plan.json", "train.py").stdout == done.stdout
+
+
+def test_a_budget_that_needs_nothing_is_watched_too(
+    memplan: Run, tmp_path: Path
+) -> None:
+    longer = ENCODER.replace("torch.randn(4, 64", "torch.randn(4 + 4 * (step == 5), 64")
+    (tmp_path / "train.py").write_text(script_of(longer))
+    memplan("record", "-q", "--activations", "-o", "t.parquet", "train.py", "5")
+    memplan("solve", "-q", "t.parquet", "--budget", "100%", "--method", "bestfit")
+    done = memplan("apply", "t.plan.json", "train.py", "5")
+    assert "at the most\n" in done.stderr
+    assert "recomputed" not in done.stderr
+    done = memplan("apply", "t.plan.json", "train.py", "6")
+    assert "at the most, more than the budget" in done.stderr
 
 
 def test_commands(memplan: Run, tmp_path: Path) -> None:

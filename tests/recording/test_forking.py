@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import RecordError
-from memplan.recording.forking import Ended, ForkServer
+from memplan.recording.forking import Ended, ForkServer, last_error
 
 CHANGES = """
 import atexit, sys
@@ -112,3 +112,13 @@ def test_a_loader_needs_nothing_but_code(module: Path) -> None:
     )
     with ForkServer() as server:
         assert server.run("made", []).code == 7
+
+
+def test_the_line_that_says_what_a_program_ended_with() -> None:
+    trace = ["Traceback (most recent call last):", '  File "x.py", line 1', "    f()"]
+    caused = [*trace, "KeyError: 'a'", "", "The above exception was the cause:", ""]
+    text = ["RuntimeError: shapes differ:", "saved: (3,)", "Set VERBOSE=1 for more."]
+    assert last_error([*caused, *trace, *text]) == text[0]
+    assert last_error(["some warning", "ValueError: no data"]) == "ValueError: no data"
+    assert last_error([*trace]) == "    f()"
+    assert last_error([]) == ""
