@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from memplan.chunking.curve import live_at
 from memplan.chunking.options import ChunkOptions
@@ -136,7 +137,9 @@ class Descent(Generic[Made]):
         self._whole, self._options, self._built = whole, options, built
         self._tries: dict[str, Tries] = {}  # of each part
         self._over = 1.0  # the estimate over the measured peak of the last module
-        self._slow: set[Digest] = set()  # trials of modules that are not fast enough
+        # Of the trials in a module.
+        self._digests: WeakKeyDictionary[Made, list[Digest]] = WeakKeyDictionary()
+        self._slow: set[Digest] = set()  # trials in modules that are not fast enough
         self._used: list[Tried] = []  # what the trials of a goal began with
         # Of each way that was built for a limit; None: its results differ, or it fits.
         self._known: dict[object, Peaks | None] = {}
@@ -147,7 +150,10 @@ class Descent(Generic[Made]):
         """The fastest of some modules, at least one; whether it is fast enough."""
         enough = self._options.enough
         module = self._bench.fastest(modules, enough)
-        return module, self._bench.is_fast(module, enough)
+        fast = self._bench.is_fast(module, enough)
+        if not fast:
+            self._slow.update(*(self._digests.get(each, []) for each in modules))
+        return module, fast
 
     def fast_within(self, limit: int) -> tuple[Made | None, bool]:
         """The fastest module found within `limit` bytes, and whether it is fast enough;
@@ -323,11 +329,12 @@ class Descent(Generic[Made]):
             self._known[mark] = None
             if module is None:
                 continue
+            self._digests[module] = [each.digest for each in trials.values()]
             needs = self._bench.peak(module)
             self._over = self._estimated(trials) / max(1, needs)
             if self.nearest is None or needs < self._bench.peak(self.nearest):
                 self.nearest = module
-            if needs <= most and self._ends(until, module, trials):
+            if needs <= most and self._ends(until, module):
                 return [module], []
             if needs <= limit:
                 good.append(module)
@@ -341,14 +348,12 @@ class Descent(Generic[Made]):
             raise KeyboardInterrupt
         return good, [peaks for peaks in short if peaks is not None]
 
-    def _ends(self, until: Until, module: Made, trials: Mapping[str, Trial]) -> bool:
+    def _ends(self, until: Until, module: Made) -> bool:
         """Whether no other module need be built beside one that fits."""
         if until == "fits" or self._bench.settled(module, self._options.enough):
             return True
         if until == "fast":
-            if self.fastest([module])[1]:
-                return True
-            self._slow.update(each.digest for each in trials.values())
+            return self.fastest([module])[1]
         return False
 
     def _is_dear(self, trials: dict[str, Trial]) -> bool:
