@@ -247,7 +247,7 @@ class Descent(Generic[Made]):
         slow, fast = self.fastest([lowest])
         low, high = peak(lowest), self._bench.before
         while not fast and low <= NEAR * high and not self.interrupted:
-            limit = math.isqrt(low * high)
+            limit = max(low + 1, math.isqrt(low * high))
             try:
                 found = self.within(limit, until="fast")
             except KeyboardInterrupt:

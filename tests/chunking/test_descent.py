@@ -320,3 +320,10 @@ def test_nothing_is_found_within_too_little(exports: Exports) -> None:
     search = descent(exports, Counted(whole(exports)))
     assert search.fast_within(10) == (None, False)
     assert search.nearest is not None
+
+
+def test_the_bisection_of_few_bytes_ends(exports: Exports) -> None:
+    """Nothing is fast enough, between peaks of a handful of bytes."""
+    bench = Counted(20, more=20 / whole(exports), slower=9.0)
+    module, fast = descent(exports, bench).least()
+    assert bench.peak(module) < 20 and not fast
