@@ -342,7 +342,7 @@ class Descent(Generic[Made]):
                 self._known[mark] = self._estimated(trials), needs
                 short.append(self._known[mark])
             built += 1
-            if built == self._built:
+            if built == self._built * (2 if until == "fast" else 1):
                 break
         if self.interrupted and not good:
             raise KeyboardInterrupt

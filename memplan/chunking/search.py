@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from heapq import nsmallest
 
@@ -75,29 +75,35 @@ class Search:
 
         Empty if there are none; `best` is then the closest. It goes on from the `best`
         so far if the way from the start ends. Where that finds none that is cheap,
-        regions are chosen another way. Trials of earlier budgets count as well. Ends
-        after these seconds; None: the effort's. slow: what comes last, as it takes more
-        than estimated.
+        regions are chosen another way. Those found for other budgets follow. Ends after
+        these seconds; None: the effort's. slow: what comes last, as it takes more than
+        estimated.
         """
         effort = self._effort
         stop = time.monotonic() + (effort.seconds if seconds is None else seconds)
         given = list(dict.fromkeys((self.start, self.best)))
-        wanted = effort.wanted
-
-        def rank(trial: Trial) -> tuple[bool, float]:
-            return trial.digest in slow, trial.seconds
-
         self.done = [each for each in given if each.peak <= budget]
-        self.done += nsmallest(wanted, self._trials.within(budget), rank)
         for self._fair in (False, True):
             self._extend(given, budget, stop)
             cheapest = min((each.seconds for each in self.done), default=math.inf)
             if cheapest <= CHEAP * self._whole:
                 break
         distinct = {marks(each): each for each in self.done}
-        best = nsmallest(wanted, distinct.values(), rank)
-        finished = [self._coarser(trial, budget) for trial in best]
-        return sorted(finished, key=rank)
+        found: dict[Digest, Trial] = {}
+        for trials in (distinct.values(), self._trials.within(budget)):
+            best = self._fastest(trials, slow)
+            finished = [self._coarser(trial, budget) for trial in best]
+            for each in self._fastest(finished, slow):
+                found.setdefault(each.digest, each)
+        return sorted(found.values(), key=lambda trial: trial.digest in slow)
+
+    def _fastest(self, trials: Iterable[Trial], slow: Set[Digest]) -> list[Trial]:
+        """As many as are wanted, the fastest first, and those that are slow last."""
+        return nsmallest(
+            self._effort.wanted,
+            trials,
+            lambda trial: (trial.digest in slow, trial.seconds),
+        )
 
     def _extend(self, given: Sequence[Trial], budget: int, stop: float) -> None:
         """Add trials within the budget, made of those given, to `done`."""

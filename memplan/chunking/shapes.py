@@ -29,7 +29,7 @@ from memplan.graph.capture import Exports, Target, export_parts
 from memplan.graph.check import aloud, undone
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import profile
-from memplan.graph.program import Meta, Op, Program
+from memplan.graph.program import Meta, Metas, Op, Program
 from memplan.units import format_bytes
 
 HALVINGS = 6  # of steps, if those of the plan exceed the budget
@@ -132,7 +132,7 @@ class OtherSizes:
         self, target: Target | None, part: Part, exports: Exports, halvings: int
     ) -> Trial:
         old = self.programs[part.path]
-        if target is None or not same_operators(old, target.program):
+        if target is None or not same_operators(part, old, target.program):
             raise InputError(
                 "the model runs other operators on inputs of these sizes"
                 + (f" in {part.path}" if part.path else "")
@@ -205,10 +205,25 @@ def _reduced(program: Program, name: str, piece: Slice) -> int:
     return 0
 
 
-def same_operators(one: Program, other: Program) -> bool:
-    """Whether two programs have the same operators in the same order."""
-    return _operators(one) == _operators(other)
+def same_operators(of: Part | Trial, old: Program, new: Program) -> bool:
+    """Whether what the regions hold, and what is computed again, is in both programs.
+
+    Others may differ, as views that only some sizes need.
+    """
+    before, now = _operators(old), _operators(new)
+    wanted = {name for region in of.regions for name in region.slices}
+    wanted.update(of.again)
+    return all(before[name] == now.get(name) for name in wanted & before.keys())
 
 
-def _operators(program: Program) -> list[tuple[str, Callable[..., object]]]:
-    return [(op.name, op.target) for op in program.ops if isinstance(op, Op)]
+def _operators(program: Program) -> dict[str, object]:
+    """Of each operator by its name: what is called, and how many dimensions it has."""
+    return {
+        op.name: (op.target, _dimensions(program.metas[op.name]))
+        for op in program.ops
+        if isinstance(op, Op)
+    }
+
+
+def _dimensions(meta: Metas) -> object:
+    return len(meta.shape) if isinstance(meta, Meta) else tuple(map(_dimensions, meta))

@@ -139,7 +139,7 @@ class Trials:
 
     def within(self, budget: int) -> Iterator[Trial]:
         """Those made so far whose peak is at most `budget` bytes."""
-        made = (each for each in self._known.values() if each is not None)
+        made = [each for each in self._known.values() if each is not None]
         return (each for each in made if each.peak <= budget)
 
     def _built(self, program: Program, regions: tuple[Region, ...]) -> Program:

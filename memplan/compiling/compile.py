@@ -269,7 +269,7 @@ class Compiling:
         assert recipe.loops is not None
         pair = recipe.program, bench.target.program
         old, new = (searchable(each, exports.inference) for each in pair)
-        if not same_operators(old, new):
+        if not same_operators(recipe.loops, old, new):
             raise NotLoopableError("it runs other operators on these sizes")
         for halvings in range(HALVINGS):
             trial = resized(recipe.loops, old, new, exports.inference, halvings)

@@ -112,20 +112,43 @@ def test_what_it_cannot_be_prepared_for() -> None:
         small.prepare(3)
 
 
-class Longer(torch.nn.Module):
-    """Does more where its input is short."""
+class Other(torch.nn.Module):
+    """Has other operators where its input is short: a view, in front of what runs in
+    chunks, and another activation after it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.attention = models.Attention()
+        self.positions = torch.nn.Parameter(torch.randn(128, 16))
 
     def forward(self, x: Any) -> Any:
-        y = self.attention(x)
-        return y.sin() if x.shape[1] < 100 else y
+        y = self.attention(x + self.positions[: x.shape[1]])
+        return y.sin() if x.shape[1] < 100 else y.tanh()
+
+
+def test_operators_outside_the_loops_may_be_others() -> None:
+    model, x = Other().eval(), torch.randn(1, 128, 16)
+    small = memplan.chunk(model, x, "30%", options=ANY)
+    (part,) = small.memplan.parts
+    assert not any("tanh" in name for each in part.regions for name in each.slices)
+    checked(small, model, torch.randn(1, 110, 16))
+    checked(small, model, torch.randn(1, 90, 16))
+
+
+class Activated(torch.nn.Module):
+    """Has another activation where its input is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(16, 256), torch.nn.Linear(256, 16)
+
+    def forward(self, x: Any) -> Any:
+        y = self.up(x)
+        return self.down(y.sin() if x.shape[1] < 100 else y.tanh())
 
 
 def test_other_operators_are_refused() -> None:
-    model, x = Longer().eval(), torch.randn(1, 128, 16)
+    model, x = Activated().eval(), torch.randn(1, 128, 16)
     small = memplan.chunk(model, x, "30%", options=ANY)
     checked(small, model, torch.randn(1, 110, 16))
     with pytest.raises(InputError, match="runs other operators on inputs of these"):
