@@ -72,7 +72,7 @@ class OtherSizes:
         if not smaller:  # it runs only if that needs no more than at the first sizes
             exports = export_parts(model, inputs, searchable)
             self._check_size(exports, plan)
-        bench = Workbench(model, inputs, progress)
+        bench = Workbench(model, inputs, progress, observe=False)
         budget, lowest = plan.budget_bytes, bench.before
         if lowest <= budget:
             return {}

@@ -31,9 +31,10 @@ from memplan.graph.check import (
     tolerance_of,
 )
 from memplan.graph.clock import in_pairs, interval, timed
-from memplan.graph.liveness import profile
+from memplan.graph.liveness import Beside, profile
 from memplan.graph.measure import Observed, activation_peak
 from memplan.graph.program import Program
+from memplan.graph.workspace import temporaries
 
 Progress = Callable[[str], None]
 ROUNDINGS = 10  # a difference may be this many times the measured rounding
@@ -49,9 +50,16 @@ class Workbench:
 
     exports: Exports
 
-    def __init__(self, model: nn.Module, inputs: Inputs, progress: Progress) -> None:
-        """Raises InputError if the model fails on the inputs, or if model and inputs
-        are on several devices."""
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        progress: Progress,
+        observe: bool = True,
+    ) -> None:
+        """observe: whether estimates count what each operator is seen to need, which
+        runs it; else what a table says. Raises InputError if the model fails on the
+        inputs, or if model and inputs are on several devices."""
         self.rejections: list[str] = []
         self.internal_errors: Counter[str] = Counter()
         self._model, self._inputs, self._progress = model, inputs, progress
@@ -59,6 +67,7 @@ class Workbench:
         self._began = time.monotonic()
         self._built: dict[object, Chunked | None] = {}
         self._timed: set[Chunked] = set()
+        self._observe = observe
         self._snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
         try:
             self._expected = self._results(model)
@@ -219,7 +228,7 @@ class Workbench:
     ) -> tuple[int, Peak]:
         """The estimated peak of all parts, and where it is."""
         outside = {target.path: target.outside for target in self.exports.targets}
-        beside = {path: each.temporaries for path, each in self._observed.items()}
+        beside = self._beside
         peaks = {
             path: outside[path] + profile(each, overwriting, beside[path]).peak
             for path, each in programs.items()
@@ -231,17 +240,14 @@ class Workbench:
         return peaks[highest], where
 
     @functools.cached_property
-    def _observed(self) -> dict[str, Observed]:
+    def _beside(self) -> dict[str, Beside]:
         """What operators need beside operands and results, in each part."""
-        return {
-            target.path: Observed(
-                {
-                    value: target.weights[name]
-                    for value, name in target.program.constants.items()
-                }
-            )
-            for target in self.exports.targets
-        }
+        found: dict[str, Beside] = {}
+        for target in self.exports.targets:
+            weights, constants = target.weights, target.program.constants.items()
+            seen = Observed({value: weights[name] for value, name in constants})
+            found[target.path] = seen.temporaries if self._observe else temporaries
+        return found
 
     def _error(self, module: Chunked) -> float:
         """The largest relative error of the module's results, on all inputs."""
