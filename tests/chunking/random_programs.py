@@ -30,10 +30,10 @@ def samples() -> list[Sample]:
         torch.manual_seed(0)
         every = [each for family in FAMILIES for each in family()]
     every = [each for each in every if each.dims and each.call.op.key in RULES]
-    return [_exportable(each) for each in every]
+    return [exportable(each) for each in every]
 
 
-def _exportable(sample: Sample) -> Sample:
+def exportable(sample: Sample) -> Sample:
     """The sample; in the one type that torch knows the shapes of."""
     if sample.call.op.key != "aten._grouped_mm":
         return sample

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from memplan.graph.program import mapped
+from tests.chunking.random_programs import exportable
 from tests.chunking.rules.families import FAMILIES
 from tests.chunking.rules.rule_check import Sample
 
@@ -107,7 +108,8 @@ def samples() -> list[Sample]:
     """Calls of all operators that have a rule and take and give numbers."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return [each for family in FAMILIES for each in family() if _is_usable(each)]
+        every = [each for family in FAMILIES for each in family()]
+        return [exportable(each) for each in every if _is_usable(each)]
 
 
 def _is_usable(sample: Sample) -> bool:

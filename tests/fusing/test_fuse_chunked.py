@@ -92,7 +92,7 @@ def test_a_plan_that_is_kept_says_so(
 def test_other_sizes_are_fused_without_loops(pair: tuple[Any, Any, Any]) -> None:
     model, _, chunked = pair
     ready, x = fuse(chunked, FORCED), noise(1, 3, 32, 32)
-    with torch.no_grad(), pytest.warns(UserWarning, match="chunked for 2×3×32×32"):
+    with torch.no_grad():
         same(model(x), ready(x))
     assert isinstance(ready.programs()[0], Compiled)
 
