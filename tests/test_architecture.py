@@ -33,6 +33,7 @@ GROUND: dict[str, set[str]] = {
     "scratch": {"errors"},
     "factory": {"errors"},
     "cores": set(),
+    "garbage": set(),
     "sweep": {"errors", "cores"},
 }
 BASE = set(GROUND) | {"formats"}

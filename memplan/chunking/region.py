@@ -75,7 +75,7 @@ class Region:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Equal of regions that are equal, and of no others."""
+        """Tells regions apart; members count in their order."""
         own = [tuple(self.slices.items()), self.extent, self.step, sorted(self.copied)]
         rest = [self.granule, self.fresh, [each.digest for each in self.inner]]
         return hashlib.blake2b(repr((own, rest)).encode(), digest_size=16).digest()

@@ -226,7 +226,8 @@ class Search:
             i for i, each in enumerate(regions) if loop_name(each) == step.name
         )
         region = regions[index]
-        own = profile(step.body, beside=self._costs.beside)
+        own = live.inner[at]
+        assert own is not None
         outside = live.live[at] - own.peak
         if outside < budget:
             for smaller in finer(region, (budget - outside) / max(1, own.peak)):

@@ -11,8 +11,8 @@ from memplan.chunking.recompute import Base
 from memplan.chunking.region import NotLoopableError, Region, RegionError, chunked
 from memplan.chunking.timing import Costs, seconds
 from memplan.graph.infer import Inference
-from memplan.graph.liveness import Beside, Profile, levels, profile
-from memplan.graph.program import Loop, Program
+from memplan.graph.liveness import Beside, Profile, profile
+from memplan.graph.program import Program
 from memplan.graph.workspace import temporaries
 
 PROGRAMS = 64  # that are kept of trials; those of others are made again
@@ -44,20 +44,22 @@ class Trial:
         self._program: Program | None = program
         self._profile: Profile | None = None
         self._beside, self._remade = beside, remade
-        steps = zip(program.ops, self.profile.live, strict=True)
+        found = self.profile
         # Of each loop, the live bytes while it runs, and those of its own.
         self.loops = {
-            step.name: (live, profile(step.body, beside=beside).peak)
-            for step, live in steps
-            if isinstance(step, Loop)
+            step.name: (live, inner.peak)
+            for step, live, inner in zip(
+                program.ops, found.live, found.inner, strict=True
+            )
+            if inner is not None
         }
-        self._levels = np.fromiter(levels(program, beside), np.int64)
+        self._levels = np.fromiter(found.levels(), np.int64)
         self.peak = int(self._levels.max(initial=0))
         self.size = len(self._levels)  # its operators, those in loops included
 
     @property
     def digest(self) -> Digest:
-        """Equal of trials with equal regions, and of no others."""
+        """Tells its regions from others."""
         return digest(self.regions)
 
     @property
@@ -172,7 +174,7 @@ class Trials:
 
 
 def digest(regions: tuple[Region, ...]) -> Digest:
-    """Equal of equal regions, and of no others."""
+    """Tells regions from others."""
     return tuple(each.digest for each in regions)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import gc
 import hashlib
 import os
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import IO
 from memplan.errors import InputError
 from memplan.files import PathLike, open_input
 from memplan.formats.strictjson import parse
+from memplan.garbage import no_collections
 from memplan.limits import MAX_FILE_BYTES
 
 MAX_JSON_BYTES = 1 << 30
@@ -133,7 +133,7 @@ def sniff(path: PathLike) -> Iterator[Opened]:
 
     Raises InputError as `open_input` does, or if the file changes while it is read.
     """
-    with open_input(path) as (stream, size), _no_collections():
+    with open_input(path) as (stream, size), no_collections():
         before = os.fstat(stream.fileno())
         yield Opened(path, stream, size)
         after = os.fstat(stream.fileno())
@@ -149,22 +149,6 @@ def opened(source: Input) -> Iterator[Opened]:
     else:
         with sniff(source) as file:
             yield file
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Without the garbage collector, which looks at all that is read many times over.
-
-    There is nothing for it: what is read holds no cycles.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def begins_as(data: bytes) -> Kind:

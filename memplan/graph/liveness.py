@@ -214,11 +214,12 @@ class Profile:
     """Live bytes along a program.
 
     live: bytes while each of `program.ops` runs, with its results and temporaries.
-    after: bytes when it is done.
+    after: bytes when it is done. inner: of a loop, along its body; None of operators.
     """
 
     live: list[int]
     after: list[int]
+    inner: list[Profile | None]
 
     @property
     def peak(self) -> int:
@@ -229,6 +230,15 @@ class Profile:
     def at(self) -> int:
         """The first position of the peak."""
         return self.live.index(self.peak)
+
+    def levels(self) -> Iterator[int]:
+        """The bytes while each operator runs, those within loops in their place."""
+        for live, inner in zip(self.live, self.inner, strict=True):
+            if inner is None:
+                yield live
+            else:
+                outside = live - inner.peak
+                yield from (outside + each for each in inner.levels())
 
 
 Beside = Callable[[Program, Op], int]
@@ -254,26 +264,17 @@ def profile(
     for root, end in last.items():
         if root in owned:
             dying[end] = dying.get(end, 0) + owned[root]
-    live, after = [], []
+    found = Profile([], [], [])
     now = 0
     for i, step in enumerate(program.ops):
         now += sum(owned.get(root, 0) for root in owners(program, step))
-        live.append(now + extra_bytes(program, step, beside))
+        inner = profile(step.body, beside=beside) if isinstance(step, Loop) else None
+        extra = extra_bytes(program, step, beside) if inner is None else inner.peak
+        found.live.append(now + extra)
+        found.inner.append(inner)
         now -= dying.get(i, 0)
-        after.append(now)
-    return Profile(live, after)
-
-
-def levels(program: Program, beside: Beside = temporaries) -> Iterator[int]:
-    """The live bytes while each operator runs, those within loops in their place."""
-    found = profile(program, beside=beside)
-    for step, live in zip(program.ops, found.live, strict=True):
-        if isinstance(step, Op):
-            yield live
-        else:
-            own = list(levels(step.body, beside))
-            outside = live - max(own, default=0)
-            yield from (outside + each for each in own)
+        found.after.append(now)
+    return found
 
 
 def held_storages(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memplan.garbage import no_collections
 from memplan.graph.liveness import storage_bytes
 from memplan.graph.program import (
     Bound,
@@ -32,7 +33,7 @@ def activation_peak(run: Run, device: str = "cpu") -> int:
     """
     if not device.startswith("cuda"):
         return footprint(run).peak
-    with torch.no_grad():
+    with torch.no_grad(), no_collections():
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -53,7 +54,7 @@ class Footprint(NamedTuple):
 def footprint(run: Run) -> Footprint:
     """Of a run on the CPU, by the allocator's own events, its results included."""
     now = peak = requests = 0
-    with torch.no_grad():
+    with torch.no_grad(), no_collections():
         events = events_of(run)
     for event in events:
         if event.name() == MEMORY:

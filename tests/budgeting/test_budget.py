@@ -268,6 +268,16 @@ def _first_step(trace: Trace) -> Trace:
     return replace(trace, events=trace.events.take(slice(0, end)))
 
 
+STEPS = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    loss = model(torch.randn(256, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
 OBSTACLES = """
 from torch.utils.checkpoint import checkpoint
 
@@ -294,18 +304,11 @@ class Net(nn.Module):
         return found + value
 
 model = Net()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-def train():
-    loss = model(torch.randn(256, 64)).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
 """
 
 
 def test_why_modules_are_left_out(memplan: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(script_of(OBSTACLES))
+    (tmp_path / "train.py").write_text(script_of(OBSTACLES + STEPS))
     memplan("record", "--activations", "-q", "-o", "t.parquet", "train.py")
     import memplan as package
 
@@ -371,19 +374,13 @@ model = nn.Sequential(
     part(), torch.jit.trace(part(), torch.randn(4, 64)), torch.jit.script(part()),
     part(), nn.Linear(64, 1),
 )
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-def train():
-    loss = model(torch.randn(256, 64)).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
 """
 
 
 def test_modules_that_are_traced_and_scripted(memplan: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import warnings\nwarnings.simplefilter('ignore')\n" + script_of(SCRIPTED)
+        "import warnings\nwarnings.simplefilter('ignore')\n"
+        + script_of(SCRIPTED + STEPS)
     )
     done = memplan("record", "--activations", "-q", "-o", "t.parquet", "train.py")
     assert done.returncode == 0, done.stderr

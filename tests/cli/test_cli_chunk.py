@@ -148,7 +148,10 @@ def test_parts(chunk: Command, tmp_path: Path) -> None:
     outputs = ("--plot", "p.png", "--emit", "small.py", "-o", "p.json")
     said = chunk("m.py:branching", "--budget", "50%", *ANY, *outputs)
     assert said.code == 3
-    assert "\nfirst: " in said.out and "\nsecond: " in said.out
+    rows = json.loads((tmp_path / "p.json").read_text())["regions"]
+    assert {row["module"] for row in rows} == {"first", "second"}
+    for row in rows:
+        assert f"{row['module']}: {row['first']}" in said.out
     assert (tmp_path / "p.png").exists()
     assert "only a model that is exported whole" in said.err
     assert "only parts run in chunks (first, second)" in said.err
