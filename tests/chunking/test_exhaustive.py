@@ -43,9 +43,14 @@ def descent(program: Program, inference: Inference, effort: Effort) -> Any:
     return Descent(exports, bench, Costs(Machine()), 1.0, options)
 
 
-def lowest(program: Program, inference: Inference, effort: Effort) -> int:
+def reached(program: Program, inference: Inference, effort: Effort) -> Trial:
+    """The trial with the lowest peak that the search finds."""
     found: Trial | None = descent(program, inference, effort).least()[0]
-    return profile(program).peak if found is None else found.peak
+    return Trial((), program) if found is None else found
+
+
+def lowest(program: Program, inference: Inference, effort: Effort) -> int:
+    return reached(program, inference, effort).peak
 
 
 def tiny(seeds: range, operators: int, inference: Inference) -> Iterator[Program]:
@@ -78,12 +83,15 @@ def test_the_search_reaches_the_floor(
         except TooManyError:
             continue
         before.append(profile(program).peak)
-        found.append(lowest(program, inference, THOROUGH))
+        found.append(reached(program, inference, THOROUGH))
     assert len(found) >= programs
-    assert all(one <= other for one, other in zip(found, floors, strict=True))
-    equal = [one == other for one, other in zip(found, floors, strict=True)]
-    assert sum(equal) >= 0.8 * len(equal)
-    lower = [one < other for one, other in zip(found, before, strict=True)]
+    assert all(one.peak <= other for one, other in zip(found, floors, strict=True))
+    equal = [
+        one.peak == other or any(region.adds_up for region in one.regions)
+        for one, other in zip(found, floors, strict=True)
+    ]
+    assert sum(equal) >= 0.9 * len(equal)
+    lower = [one.peak < other for one, other in zip(found, before, strict=True)]
     assert sum(lower) >= len(lower) / 3
 
 
@@ -109,20 +117,18 @@ def first(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "above"),
+    "function",
     [
-        (attention, 0),
-        pytest.param(first, 0, marks=pytest.mark.soak),
-        pytest.param(perceptron, 0, marks=pytest.mark.soak),
-        # A loop that adds up its mean is lower at first, and leads past the floor.
-        pytest.param(pair, 12, marks=pytest.mark.soak),
-        pytest.param(gated, 0, marks=pytest.mark.soak),
+        attention,
+        pytest.param(first, marks=pytest.mark.soak),
+        pytest.param(perceptron, marks=pytest.mark.soak),
+        pytest.param(pair, marks=pytest.mark.soak),
+        pytest.param(gated, marks=pytest.mark.soak),
     ],
 )
-def test_a_model_is_chunked_to_its_floor(
-    function: Callable[[Any], Any], above: int
-) -> None:
-    """Or below, by loops that add up reductions, which the reference does not have."""
+def test_a_model_is_chunked_to_its_floor(function: Callable[[Any], Any]) -> None:
+    """By the estimate that the reference shares: the plan's own counts what operators
+    are seen to need as well. Loops that add up, which it does not have, go below."""
     model, x = Of(function).eval(), torch.randn(2, 5, 6)
     inputs = Signature().arranged(model, (x,), {})
     exports = export_parts(model, inputs, searchable)
@@ -131,7 +137,10 @@ def test_a_model_is_chunked_to_its_floor(
     assert floor < profile(target.program).peak
     options = memplan.ChunkOptions(max_slowdown=None, effort=THOROUGH)
     small = memplan.chunk(model, x, "min", options=options)
-    assert small.memplan.peak_bytes_after <= floor + above
+    found = profile(small.chunks[""].program).peak
+    (part,) = small.memplan.parts
+    adding = any(region.adds_up for region in part.regions)
+    assert found < floor if adding else found == floor
 
 
 @pytest.mark.parametrize(
