@@ -30,13 +30,14 @@ from memplan.graph.check import (
     scales,
     tolerance_of,
 )
-from memplan.graph.clock import in_pairs, interval, timed
+from memplan.graph.clock import LATE, in_pairs, interval, timed
 from memplan.graph.liveness import Beside, profile
 from memplan.graph.measure import Observed, activation_peak
 from memplan.graph.program import Program
 from memplan.graph.workspace import temporaries
 
 Progress = Callable[[str], None]
+THOROUGH = 30.0  # seconds to time what is undecided
 ROUNDINGS = 10  # a difference may be this many times the measured rounding
 
 
@@ -67,6 +68,7 @@ class Workbench:
         self._began = time.monotonic()
         self._built: dict[object, Chunked | None] = {}
         self._timed: set[Chunked] = set()
+        self._sure: set[Chunked] = set()  # of these, timed THOROUGH seconds
         self._observe = observe
         self._snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
         try:
@@ -100,6 +102,15 @@ class Workbench:
         """Whether `fastest` left it open that it takes at most `enough` times as
         long."""
         return bool(module.memplan.slowdown_low <= enough)
+
+    def _time(self, module: Chunked, enough: float, most: float) -> None:
+        """Times a module for at most so many seconds."""
+        self._progress("timing")
+        runs = self._call(self._model), self._call(module)
+        with torch.no_grad():
+            ratios = in_pairs(*runs, self.device, enough, most)
+        module.memplan = with_times(module.memplan, ratios, enough)
+        self._timed.add(module)
 
     def unchanged(self, limit: int, reason: str) -> Chunked:
         """The model unchanged, as a module without chunks."""
@@ -174,25 +185,25 @@ class Workbench:
         """The fastest of some modules (at least one), timed against the original.
 
         enough: timed until it is sure which ratios are above; where that stays
-        undecided, the plan says so; the same at each call, as none is timed twice.
+        undecided, the fastest is timed longer; if that helps not, its plan says so.
+        None is timed again at the next call.
         Ctrl-C ends the timing with the best module so far.
         """
         best: Chunked | None = None
         try:
             for module in modules:
                 if module not in self._timed:
-                    self._progress("timing")
-                    runs = self._call(self._model), self._call(module)
-                    with torch.no_grad():
-                        ratios = in_pairs(*runs, self.device, enough)
-                    module.memplan = with_times(module.memplan, ratios, enough)
-                    self._timed.add(module)
+                    self._time(module, enough, LATE)
                 if best is None or self.slowdown(module) < self.slowdown(best):
                     best = module
+            assert best is not None
+            while best not in self._sure and undecided(best.memplan, enough):
+                self._time(best, enough, THOROUGH)
+                self._sure.add(best)
+                best = min(modules, key=self.slowdown)
         except KeyboardInterrupt:
             if best is None:
                 raise
-        assert best is not None
         best.memplan = replace(best.memplan, search_seconds=self._seconds())
         return best
 
@@ -283,12 +294,17 @@ class Workbench:
         return time.monotonic() - self._began
 
 
+def undecided(plan: ChunkPlan, enough: float) -> bool:
+    """Whether it seems to take more than `enough` times as long, but that is unsure."""
+    return plan.slowdown_low <= enough < plan.slowdown
+
+
 def with_times(plan: ChunkPlan, ratios: Sequence[float], enough: float) -> ChunkPlan:
     """The plan with the times of pairs of runs; where these do not decide whether they
     are above `enough`, its reason says so."""
     low, high = interval(ratios)
     plan = replace(plan, slowdown=median(ratios), slowdown_low=low, slowdown_high=high)
-    if not plan.slowdown > enough >= low:
-        return plan
+    if not undecided(plan, enough):
+        return replace(plan, reason="")
     reason = f"the time is undecided: {low:.2f} to {high:.2f} times the original"
     return replace(plan, reason=f"{reason}; the limit is {enough:.2f}")

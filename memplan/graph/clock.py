@@ -84,12 +84,16 @@ def seconds(
 
 
 def in_pairs(
-    before: Run, after: Run, device: str = "cpu", limit: float = math.inf
+    before: Run,
+    after: Run,
+    device: str = "cpu",
+    limit: float = math.inf,
+    most: float = LATE,
 ) -> list[float]:
     """The time of `after` over that of `before`, in pairs of runs after a warm-up.
 
     There are more pairs while it is unsure on which side of `limit` their median is:
-    `interval` is then around it.
+    `interval` is then around it. `most`: seconds after which it may stay unsure.
     """
     for run in (before, after):
         timed(run, device)
@@ -104,7 +108,7 @@ def in_pairs(
         low, high = interval(found)
         if high <= FAR_BELOW * limit or low > FAR_ABOVE * limit:
             break
-        if len(found) >= SURE and (high <= limit or low > limit or elapsed > LATE):
+        if len(found) >= SURE and (high <= limit or low > limit or elapsed > most):
             break
     return found
 

@@ -228,6 +228,20 @@ def test_a_time_that_is_undecided_is_accepted_and_said(
         memplan.chunk(model, x, "50%")
 
 
+def test_a_time_that_is_undecided_is_measured_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {workbench.LATE: [1.0, 1.3, 1.3, 1.05, 1.2]}
+    monkeypatch.setattr(workbench, "in_pairs", lambda *given: found[given[-1]])
+    model, x = models.attention()
+    found[workbench.THOROUGH] = [1.0, 1.02, 1.02, 1.3, 1.0]
+    plan = memplan.chunk(model, x, "50%").memplan
+    assert (plan.slowdown, plan.reason) == (1.02, "")
+    found[workbench.THOROUGH] = [1.2, 1.2, 1.2, 1.3, 1.2]
+    with pytest.raises(BudgetError, match=r"takes 1\.20 times as long, above 1\.10"):
+        memplan.chunk(model, x, "50%")
+
+
 @pytest.mark.parametrize(
     "name", ["attention", "mlp", pytest.param("skips", marks=pytest.mark.soak)]
 )

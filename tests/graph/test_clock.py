@@ -108,10 +108,15 @@ def test_pairs_end_when_it_is_decided(
 def test_pairs_go_on_while_it_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(monkeypatch)
     before, _ = runs(0.2, 0.2)
-    turns = iter([0.2] + [0.18, 0.24] * 20)
-    ratios = clock.in_pairs(before, lambda: runs._run(1, next(turns)), limit=1.0)
+    turns = iter([0.2] + [0.18, 0.24] * 40)
+
+    def after() -> None:
+        runs._run(1, next(turns))
+
+    ratios = clock.in_pairs(before, after, limit=1.0)
     assert len(ratios) == 13  # that takes 5 s
     assert clock.interval(ratios) == pytest.approx((0.9, 1.2))
+    assert len(clock.in_pairs(before, after, limit=1.0, most=9.0)) == 22
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=25))
