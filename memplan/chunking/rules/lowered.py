@@ -183,20 +183,28 @@ def group_norm_statistics(
     """Mean and 1 / sqrt(variance + eps) of each group of channels of x, [N, C, ...].
 
     Both are [N, G, 1, ...] in float32 or wider. One group of one sample is copied at a
-    time.
+    time, or where there are very many, 1/32 of them.
     """
     import torch
 
     width = x.shape[1] // groups
     means, scales = [], []
     for sample in x.unbind(0):
-        for part in sample.split(width):
+        for part in sample.split(width * max(1, groups // 32)):
             wide = (part.float() if part.dtype.itemsize < 4 else part).contiguous()
+            channels, pixels = part.shape[0], part[0].numel()
             _, mean, scale = torch.native_group_norm(
-                wide.unsqueeze(0), None, None, 1, width, part[0].numel(), 1, eps
+                wide.unsqueeze(0),
+                None,
+                None,
+                1,
+                channels,
+                pixels,
+                channels // width,
+                eps,
             )
-            means.append(mean.reshape(1))
-            scales.append(scale.reshape(1))
+            means.append(mean.reshape(-1))
+            scales.append(scale.reshape(-1))
     sizes = [x.shape[0], groups, *[1] * (x.dim() - 2)]
     return torch.cat(means).view(sizes), torch.cat(scales).view(sizes)
 

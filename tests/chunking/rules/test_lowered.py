@@ -130,6 +130,16 @@ def test_statistics_make_no_tensor_as_large_as_their_operand() -> None:
     assert max(size for size in sizes if size != own) == own // 8
 
 
+@pytest.mark.parametrize("groups", [33, 66, 99])
+def test_statistics_of_very_many_groups(groups: int) -> None:
+    x = torch.randn(2, 2 * groups, 3)
+    mean, rstd = lowered.group_norm_statistics(x, groups, 1e-5)
+    each = x.reshape(2, groups, 6)
+    assert torch.allclose(mean, each.mean(2, True), atol=1e-6)
+    expected = each.var(2, unbiased=False, keepdim=True).add(1e-5).rsqrt()
+    assert torch.allclose(rstd, expected, 1e-5)
+
+
 @pytest.mark.parametrize("rows", [1, 4, 9])
 def test_causal_rows_see_the_keys_up_to_their_own(rows: int) -> None:
     query, key = torch.randn(2, 3, rows, 4), torch.randn(2, 3, 6, 4)
