@@ -29,7 +29,7 @@ from memplan.chunking.trained import Steps, Trained
 from memplan.chunking.trial import Trial
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError, UsageError
-from memplan.graph.call import Inputs, Signature
+from memplan.graph.call import Form, Inputs, Signature
 from memplan.graph.capture import Exports, export_parts
 from memplan.graph.check import aloud, undone
 from memplan.graph.liveness import results_bytes
@@ -130,7 +130,7 @@ class _Chunking:
         errors = dict(self._bench.internal_errors)
         module.memplan = replace(module.memplan, internal_errors=errors)
         programs = {each.path: each.program for each in self._exports.targets}
-        others = OtherSizes(programs, self._progress)
+        others = OtherSizes(programs, Form.of(self._inputs), self._progress)
         module.accept(others, self._options.other_sizes)
         return module
 

@@ -148,7 +148,8 @@ class Chunked(StandIn):
         """Prepare for inputs of other sizes; `memplan.chunk` says which forms it takes.
 
         The regions stay the same; they are checked against the model on these inputs
-        and measured. This takes an export, and as much memory as the model itself.
+        and measured. This takes an export, which may serve for later sizes, too, and as
+        much memory as the model itself.
         Raises InputError for inputs that differ in more than sizes, need more memory
         than the first inputs, or run other operators; BudgetError if the budget is not
         kept.

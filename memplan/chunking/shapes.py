@@ -7,7 +7,7 @@ same operators on smaller inputs, the same step fits too, with fewer iterations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import lcm
 
 from torch import nn
@@ -24,27 +24,34 @@ from memplan.chunking.rules.totals import Accumulation
 from memplan.chunking.trial import Trial
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError
-from memplan.graph.call import Inputs
+from memplan.graph.call import Form, Inputs
 from memplan.graph.capture import Exports, Target, export_parts
 from memplan.graph.check import aloud, undone
+from memplan.graph.export import NotExportableError
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import profile
 from memplan.graph.program import Meta, Metas, Op, Program
+from memplan.graph.sizes import Dims, OpenTarget, named_alike, open_dims, opened
 from memplan.units import format_bytes
 
 HALVINGS = 6  # of steps, if those of the plan exceed the budget
 SLACK = 1.05  # other sizes may need this much more than the first
 
 
-@dataclass(frozen=True)
 class OtherSizes:
-    """Builds chunks for inputs of other sizes.
+    """Builds chunks for inputs of other sizes."""
 
-    programs: path of each part -> its operators at the sizes of the search.
-    """
-
-    programs: dict[str, Program]
-    progress: Callable[[str], None]
+    def __init__(
+        self,
+        programs: dict[str, Program],
+        first: Form,
+        progress: Callable[[str], None],
+    ) -> None:
+        """programs: path of each part -> its operators at the sizes of the search.
+        first: of the inputs of the search."""
+        self._programs, self._first, self._progress = programs, first, progress
+        self._dims: Dims = set()  # of the inputs, that had other sizes so far
+        self._open: OpenTarget | InputError | None = None  # the model with those open
 
     def chunks(
         self, model: nn.Module, plan: ChunkPlan, inputs: Inputs, smaller: bool
@@ -56,7 +63,7 @@ class OtherSizes:
         Raises InputError for inputs that need more than those of the plan, and if other
         operators run; BudgetError if the regions exceed the budget.
         """
-        progress = aloud(self.progress)
+        progress = aloud(self._progress)
         with undone(model, inputs):
             return self._chunks(model, plan, inputs, smaller, progress)
 
@@ -70,13 +77,13 @@ class OtherSizes:
     ) -> dict[str, Chunk]:
         exports = None
         if not smaller:  # it runs only if that needs no more than at the first sizes
-            exports = export_parts(model, inputs, searchable)
+            exports = self._exports(model, inputs, progress)
             self._check_size(exports, plan)
         bench = Workbench(model, inputs, progress, observe=False)
         budget, lowest = plan.budget_bytes, bench.before
         if lowest <= budget:
             return {}
-        exports = exports or export_parts(model, inputs, searchable)
+        exports = exports or self._exports(model, inputs, progress)
         bench.exports = exports
         why = "no step is small enough"
         for halvings in range(HALVINGS):
@@ -103,6 +110,37 @@ class OtherSizes:
             "",
             model,
         )
+
+    def _exports(
+        self, model: nn.Module, inputs: Inputs, progress: Callable[[str], None]
+    ) -> Exports:
+        """The model's parts on these inputs: of one export for all sizes, where torch
+        makes that and these sizes run the same operators; else of one for them."""
+        if list(self._programs) == [""]:
+            try:
+                return self._without_export(model, inputs)
+            except InputError as error:
+                progress(f"exporting for these sizes alone: {error}")
+        return export_parts(model, inputs, searchable)
+
+    def _without_export(self, model: nn.Module, inputs: Inputs) -> Exports:
+        dims = self._dims | open_dims(self._first, Form.of(inputs))
+        changed = isinstance(self._open, OpenTarget) and not self._open.same(model)
+        if dims != self._dims or changed:
+            self._dims = dims
+            try:
+                self._open = opened(model, inputs, dims)
+            except InputError as error:  # of any inputs, until other sizes differ
+                self._open = error
+        if not isinstance(self._open, OpenTarget):
+            assert self._open is not None
+            raise self._open
+        inference = Inference()
+        target = self._open.at(inputs, inference, searchable)
+        program = named_alike(target.program, self._programs[""], inference)
+        if program is None:
+            raise NotExportableError("the model runs other operators")
+        return Exports([replace(target, program=program)], {}, inference)
 
     def _check_size(self, exports: Exports, plan: ChunkPlan) -> None:
         needed = max(
@@ -131,7 +169,7 @@ class OtherSizes:
     def _trial(
         self, target: Target | None, part: Part, exports: Exports, halvings: int
     ) -> Trial:
-        old = self.programs[part.path]
+        old = self._programs[part.path]
         if target is None or not same_operators(part, old, target.program):
             raise InputError(
                 "the model runs other operators on inputs of these sizes"

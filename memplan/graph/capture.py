@@ -18,6 +18,7 @@ from memplan.graph.export import (
     DataDependentError,
     Exported,
     NotExportableError,
+    Sizes,
     export,
     first_line,
 )
@@ -89,14 +90,9 @@ def capture(
     inference = inference or Inference()
 
     def target(numbers: Numbers) -> Target:
-        copied, rebuilds = _copied(module), list[Rebuild]()
-        for hooks in (copied._forward_hooks, copied._forward_pre_hooks):
-            hooks.clear()  # a part's own run around what replaces it
-        copied.forward = _flattened(copied, rebuilds, numbers)
-        exported = export(copied, inputs.args, inputs.kwargs, quick=quick)
-        exported = _with_own_weights(exported, module)
+        exported, rebuild = exported_from(module, inputs, numbers, quick)
         program = change(lower(exported, inference), inference)
-        form, rebuild = Form.of(inputs), rebuilds[-1]
+        form = Form.of(inputs)
         return Target(path, module, exported, program, form, rebuild, numbers)
 
     try:
@@ -106,6 +102,23 @@ def capture(
         if not numbers.values:
             raise
         return target(numbers)
+
+
+def exported_from(
+    module: nn.Module,
+    inputs: Inputs,
+    numbers: Numbers = NONE,
+    quick: bool = False,
+    sizes: Sizes | None = None,
+) -> tuple[Exported, Rebuild]:
+    """An export of a copy of the module, with the module's own weights, and what makes
+    its result of the graph's. sizes: those that are left open, see `export`."""
+    copied, rebuilds = _copied(module), list[Rebuild]()
+    for hooks in (copied._forward_hooks, copied._forward_pre_hooks):
+        hooks.clear()  # a part's own run around what replaces it
+    copied.forward = _flattened(copied, rebuilds, numbers)
+    exported = export(copied, inputs.args, inputs.kwargs, quick=quick, sizes=sizes)
+    return _with_own_weights(exported, module), rebuilds[-1]
 
 
 def _copied(module: nn.Module) -> nn.Module:

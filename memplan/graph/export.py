@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING
 from memplan.errors import InputError
 
 if TYPE_CHECKING:
+    from sympy import Expr
     from torch import Tensor, fx, nn
     from torch._ops import OpOverload
-    from torch.export import ExportGraphSignature
+    from torch.export import ExportedProgram, ExportGraphSignature, ShapesCollection
+
+Sizes = list[tuple["Tensor", set[int]]]  # dimensions of inputs
 
 EXPORT_SECONDS = 150.0  # an unrolled scan of long sequences takes for ever
 
@@ -39,12 +42,14 @@ class Exported:
 
     graph: a torch.fx.Graph of functional ATen operators, parameters and buffers among
     its placeholders. signature: which placeholder is what. constants: the tensors that
-    the model's code made.
+    the model's code made. conditions: of symbols for sizes left open; where one is not
+    true, other operators may run.
     """
 
     graph: fx.Graph
     signature: ExportGraphSignature
     constants: dict[str, Tensor]
+    conditions: tuple[Expr, ...] = ()
 
 
 def export(
@@ -53,13 +58,15 @@ def export(
     kwargs: dict[str, object],
     seconds: float = EXPORT_SECONDS,
     quick: bool = False,
+    sizes: Sizes | None = None,
 ) -> Exported:
     """Export `model` as it runs on these arguments, in inference.
 
     seconds: the time limit; in a thread that is not the main one there is none. quick:
     whether the graph may have operators as the model calls them, composed views among
     them, and those of `functional`, which overwrite an operand: it takes a third of the
-    time. Raises NotExportableError, in one line, where torch cannot: DataDependentError
+    time. sizes: dimensions that are left open where torch can, as symbols. Raises
+    NotExportableError, in one line, where torch cannot: DataDependentError
     where the code reads the values of tensors.
     """
     import torch
@@ -67,7 +74,9 @@ def export(
 
     try:
         with silence(), torch.no_grad(), _limited(seconds):
-            program = torch.export.export(model, args, kwargs, strict=False)
+            program = torch.export.export(
+                model, args, kwargs, strict=False, dynamic_shapes=_dynamic(sizes)
+            )
             if not (quick and _is_plain(program.graph)):
                 program = program.run_decompositions({})
     except _TimeUpError:
@@ -85,7 +94,34 @@ def export(
         program.graph,
         program.graph_signature,
         dict(program.constants),
+        _conditions(program) if sizes else (),
     )
+
+
+def _dynamic(sizes: Sizes | None) -> ShapesCollection | None:
+    from torch.export import Dim, ShapesCollection
+
+    if not sizes:
+        return None
+    found = ShapesCollection()
+    for tensor, dims in sizes:
+        found[tensor] = dict.fromkeys(dims, Dim.AUTO)
+    return found
+
+
+def _conditions(program: ExportedProgram) -> tuple[Expr, ...]:
+    """What torch took for true of the symbols in an exported graph."""
+    from sympy import Ge, Le
+
+    found: list[Expr] = []
+    for symbol, span in program.range_constraints.items():
+        found += [Ge(symbol, span.lower), Le(symbol, span.upper)]
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        for size in getattr(value, "shape", ()):
+            if not isinstance(size, int):
+                return (*found, *(each.expr for each in size.node.shape_env.guards))
+    return tuple(found)
 
 
 def _is_plain(graph: fx.Graph) -> bool:

@@ -152,7 +152,8 @@ class _Lowering:
         if op.key in {"aten.clone", "aten.copy"}:
             source = op.args[op.key == "aten.copy"]
             return source if self._is_spare(op, source) else None
-        if op.key in CASTS and isinstance(first, Ref):
+        # A slice may be of all there is.
+        if op.key in {"aten.slice", *CASTS} and isinstance(first, Ref):
             before, after = self._program.metas[first.name], meta_of(node.meta["val"])
             copies = op.kwargs.get("memory_format") is not None
             return first if before == after and not copies else None

@@ -12,6 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import memplan  # noqa: E402
+from memplan.chunking import shapes  # noqa: E402
 from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
 from memplan.errors import InputError, UsageError  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
@@ -194,3 +195,43 @@ def test_parts_that_run_as_they_were_are_told_once() -> None:
         pytest.raises(RuntimeError),  # as the model does
     ):
         small(x)
+
+
+def test_sizes_after_the_first_need_no_export(
+    attention: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = attention[:2]
+    told: list[str] = []
+    options = ChunkOptions(max_slowdown=None, progress=told.append)
+    small = memplan.chunk(model, x, "30%", options=options)
+    checked(small, model, torch.randn(1, 101, 16))
+
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(shapes, "export_parts", never)
+    monkeypatch.setattr(shapes, "opened", never)
+    for size in (120, 100, 90):
+        other = torch.randn(1, size, 16)
+        assert activation_peak(lambda other=other: model(other)) > (
+            small.memplan.budget_bytes
+        )
+        checked(small, model, other)
+    assert not [each for each in told if "alone" in each]
+
+
+def test_why_a_size_is_exported_alone_is_told() -> None:
+    class Branching(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            y = torch.exp(x @ x.mT) @ x
+            return y if x.shape[1] % 2 else y + 1
+
+    told: list[str] = []
+    options = ChunkOptions(max_slowdown=None, progress=told.append)
+    model = Branching().eval()
+    small = memplan.chunk(model, torch.randn(2, 128, 8), "50%", options=options)
+    checked(small, model, torch.randn(2, 120, 8))
+    assert not [each for each in told if "alone" in each]
+    checked(small, model, torch.randn(2, 121, 8))
+    (why,) = (each for each in told if "alone" in each)
+    assert why.startswith("exporting for these sizes alone: it was exported for sizes")
