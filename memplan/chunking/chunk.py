@@ -130,7 +130,9 @@ class _Chunking:
         errors = dict(self._bench.internal_errors)
         module.memplan = replace(module.memplan, internal_errors=errors)
         programs = {each.path: each.program for each in self._exports.targets}
-        others = OtherSizes(programs, Form.of(self._inputs), self._progress)
+        first = Form.of(self._inputs)
+        took = sum(each.exported.seconds for each in self._exports.targets)
+        others = OtherSizes(programs, first, took, self._progress)
         module.accept(others, self._options.other_sizes)
         return module
 

@@ -45,11 +45,13 @@ class OtherSizes:
         self,
         programs: dict[str, Program],
         first: Form,
+        seconds: float,
         progress: Callable[[str], None],
     ) -> None:
         """programs: path of each part -> its operators at the sizes of the search.
-        first: of the inputs of the search."""
+        first: of the inputs of the search. seconds: that an export took."""
         self._programs, self._first, self._progress = programs, first, progress
+        self._seconds = seconds
         self._dims: Dims = set()  # of the inputs, that had other sizes so far
         self._open: OpenTarget | InputError | None = None  # the model with those open
 
@@ -129,7 +131,7 @@ class OtherSizes:
         if dims != self._dims or changed:
             self._dims = dims
             try:
-                self._open = opened(model, inputs, dims)
+                self._open = opened(model, inputs, dims, self._seconds)
             except InputError as error:  # of any inputs, until other sizes differ
                 self._open = error
         if not isinstance(self._open, OpenTarget):

@@ -15,6 +15,7 @@ from memplan.errors import InputError
 from memplan.graph.call import Form, Inputs, Signature
 from memplan.graph.check import NOTES, SideEffectsError, Snapshot, without_effects
 from memplan.graph.export import (
+    EXPORT_SECONDS,
     DataDependentError,
     Exported,
     NotExportableError,
@@ -110,14 +111,15 @@ def exported_from(
     numbers: Numbers = NONE,
     quick: bool = False,
     sizes: Sizes | None = None,
+    seconds: float = EXPORT_SECONDS,
 ) -> tuple[Exported, Rebuild]:
     """An export of a copy of the module, with the module's own weights, and what makes
-    its result of the graph's. sizes: those that are left open, see `export`."""
+    its result of the graph's. See `export`."""
     copied, rebuilds = _copied(module), list[Rebuild]()
     for hooks in (copied._forward_hooks, copied._forward_pre_hooks):
         hooks.clear()  # a part's own run around what replaces it
     copied.forward = _flattened(copied, rebuilds, numbers)
-    exported = export(copied, inputs.args, inputs.kwargs, quick=quick, sizes=sizes)
+    exported = export(copied, inputs.args, inputs.kwargs, seconds, quick, sizes)
     return _with_own_weights(exported, module), rebuilds[-1]
 
 

@@ -43,13 +43,14 @@ class Exported:
     graph: a torch.fx.Graph of functional ATen operators, parameters and buffers among
     its placeholders. signature: which placeholder is what. constants: the tensors that
     the model's code made. conditions: of symbols for sizes left open; where one is not
-    true, other operators may run.
+    true, other operators may run. seconds: that it took.
     """
 
     graph: fx.Graph
     signature: ExportGraphSignature
     constants: dict[str, Tensor]
     conditions: tuple[Expr, ...] = ()
+    seconds: float = 0.0
 
 
 def export(
@@ -72,6 +73,7 @@ def export(
     import torch
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+    began = time.monotonic()
     try:
         with silence(), torch.no_grad(), _limited(seconds):
             program = torch.export.export(
@@ -95,6 +97,7 @@ def export(
         program.graph_signature,
         dict(program.constants),
         _conditions(program) if sizes else (),
+        time.monotonic() - began,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from memplan.graph.weights import Watch
 
 if TYPE_CHECKING:
     from sympy import Symbol
+
+LEAST_SECONDS, AS_LONG = 4.0, 4.0
 
 Symbols = torch.SymInt | torch.SymFloat | torch.SymBool
 
@@ -77,14 +80,19 @@ def _shapes(form: Form) -> list[tuple[int, ...]]:
     return [each.shape for each in form.leaves if isinstance(each, Kind)]
 
 
-def opened(module: nn.Module, inputs: Inputs, dims: Dims) -> OpenTarget:
+def opened(module: nn.Module, inputs: Inputs, dims: Dims, seconds: float) -> OpenTarget:
     """Export a model with some dimensions of its inputs open.
 
-    Raises NotExportableError where torch cannot.
+    seconds: of an export for one size; conditions on symbols can make this one take a
+    hundred times as long, so that it ends at AS_LONG times that.
+    Raises NotExportableError where torch cannot, or nothing can end it.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise NotExportableError("a thread that is not the main one has no time limit")
+    most = LEAST_SECONDS + AS_LONG * seconds
     tensors = enumerate(tensors_of(inputs))
     sizes = [(each, {dim for at, dim in dims if at == i}) for i, each in tensors]
-    exported, rebuild = exported_from(module, inputs, sizes=sizes)
+    exported, rebuild = exported_from(module, inputs, sizes=sizes, seconds=most)
     return OpenTarget(module, Form.of(inputs), exported, rebuild, Watch(module, ()))
 
 

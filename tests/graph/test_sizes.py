@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 torch: Any = pytest.importorskip("torch")
 
+from memplan.graph import sizes  # noqa: E402
 from memplan.graph.call import Form, Inputs  # noqa: E402
 from memplan.graph.capture import capture  # noqa: E402
 from memplan.graph.export import NotExportableError  # noqa: E402
@@ -77,7 +79,7 @@ def exported(case: str) -> OpenTarget:
     inputs = of(*shape(14, 3))
     dims = open_dims(Form.of(of(*shape(17, 4))), Form.of(inputs))
     assert len(dims) == 2
-    return opened(model, inputs, dims)
+    return opened(model, inputs, dims, 1.0)
 
 
 def of(*shape: int) -> Inputs:
@@ -122,7 +124,7 @@ class Fixed(nn.Module):  # type: ignore[misc]
 
 
 def test_where_other_operators_may_run_it_is_refused() -> None:
-    target = opened(Branching(), of(12, 2), {(0, 0)})
+    target = opened(Branching(), of(12, 2), {(0, 0)}, 1.0)
     target.at(of(20, 2), Inference())
     with pytest.raises(NotExportableError, match="it was exported for sizes with Eq"):
         target.at(of(13, 2), Inference())
@@ -132,14 +134,14 @@ def test_where_other_operators_may_run_it_is_refused() -> None:
         target.at(of(0, 2), Inference())
     with pytest.raises(NotExportableError, match="differ in more than sizes"):
         target.at(of(12), Inference())
-    target = opened(Fixed(), of(12, 2), {(0, 0)})
+    target = opened(Fixed(), of(12, 2), {(0, 0)}, 1.0)
     with pytest.raises(NotExportableError, match="for a size of 12, not 13"):
         target.at(of(13, 2), Inference())
 
 
 def test_a_module_that_changed_is_another() -> None:
     model = convolutions()
-    target = opened(model, of(2, WIDTH, 12), {(0, 2)})
+    target = opened(model, of(2, WIDTH, 12), {(0, 2)}, 1.0)
     assert target.same(model)
     assert not target.same(convolutions())
     model[2].scale_factor = 3.0
@@ -152,3 +154,33 @@ def test_other_operators_have_no_names() -> None:
     assert named_alike(relu, exp, Inference()) is None
     both = capture(nn.Sequential(nn.ReLU(), nn.ReLU()), x).program
     assert named_alike(both, relu, Inference()) is None
+
+
+class Endless(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        while x.shape[0] != 12:
+            x = x + 1
+        return x
+
+
+def test_an_export_with_open_sizes_that_takes_too_long_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizes, "LEAST_SECONDS", 0.1)
+    with pytest.raises(NotExportableError, match="takes more than"):
+        opened(Endless(), of(11, 2), {(0, 0)}, 0.1)
+
+
+def test_where_it_cannot_be_given_up_it_is_not_begun() -> None:
+    found: list[str] = []
+
+    def export() -> None:
+        try:
+            opened(nn.ReLU(), of(11, 2), {(0, 0)}, 1.0)
+        except NotExportableError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=export)
+    thread.start()
+    thread.join()
+    assert found == ["a thread that is not the main one has no time limit"]
