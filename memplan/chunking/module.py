@@ -74,7 +74,7 @@ class Chunk:
 
     def __call__(self, inputs: Inputs) -> object:
         """The results for inputs of this form."""
-        tensors = [leaf for leaf in inputs.leaves() if isinstance(leaf, Tensor)]
+        tensors = inputs.tensors()
         device = self._form.autocast[0] if self._form.autocast else "cpu"
         # The program contains the casts that autocast makes.
         with torch.no_grad(), torch.autocast(device, enabled=False):

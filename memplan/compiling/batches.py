@@ -11,7 +11,7 @@ from memplan.chunking.canonical import searchable
 from memplan.chunking.region import call_of
 from memplan.chunking.rules.flow import Slice
 from memplan.chunking.rules.table import flow
-from memplan.compiling.module import Runner, kinds_of, tensors_of
+from memplan.compiling.module import Runner, kinds_of
 from memplan.compiling.schedule import DEFAULTS, Choices
 from memplan.errors import InputError
 from memplan.graph.build import Builder
@@ -30,13 +30,13 @@ SHAPED = {"aten.view", "aten._unsafe_view", "aten.reshape", "aten.expand"}
 def images(inputs: Inputs) -> int:
     """How many images a call has: the first number of the shapes of all its tensors; 1
     where these differ."""
-    counts = {each.shape[0] if each.dim() else 1 for each in tensors_of(inputs)}
+    counts = {each.shape[0] if each.dim() else 1 for each in inputs.tensors()}
     return counts.pop() if len(counts) == 1 else 1
 
 
 def some(inputs: Inputs, start: int, stop: int) -> Inputs:
     """The inputs with images [start, stop) alone."""
-    return inputs.with_tensors([each[start:stop] for each in tensors_of(inputs)])
+    return inputs.with_tensors([each[start:stop] for each in inputs.tensors()])
 
 
 def are_apart(program: Program) -> bool:
@@ -73,7 +73,7 @@ def with_images(target: Target, inputs: Inputs, inference: Inference) -> Target:
     source, metas = target.program, dict(target.program.metas)
     if not are_apart(searchable(source, inference)):
         raise InputError("a result of one image may depend on others")
-    tensors = tensors_of(inputs)
+    tensors = inputs.tensors()
     count, few = metas[source.inputs[0]].shape[:1], tensors[0].shape[:1]
     for name, tensor in zip(source.inputs, tensors, strict=True):
         metas[name] = metas[name]._replace(shape=tuple(tensor.shape))

@@ -18,7 +18,7 @@ from memplan.chunking.options import check_slowdown
 from memplan.chunking.trial import Trial
 from memplan.compiling.batches import InBatches
 from memplan.compiling.kernels import Kernel
-from memplan.compiling.module import Compiled, Runner, tensors_of
+from memplan.compiling.module import Compiled, Runner
 from memplan.compiling.outcomes import seen, why_unfused
 from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import LESS_SCRATCH, Choices, PackedTooMuchError
@@ -338,7 +338,7 @@ class Bench:
         except Exception as failure:  # as above, of torch's kernels
             return self.unchanged(f"{DEFECT}{first_line(failure)}")
         if error > (most := self.tolerance(self.expected()[0])):
-            given = tensors_of(self.inputs)
+            given = self.inputs.tensors()
             if len({each.data_ptr() for each in given}) < len(given):
                 return self.unchanged("one tensor is several of its arguments")
             return self.unchanged(

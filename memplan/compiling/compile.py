@@ -33,7 +33,7 @@ from memplan.compiling.bench import (
 )
 from memplan.compiling.costs import in_arena, leans
 from memplan.compiling.functions import with_functions
-from memplan.compiling.module import Compiled, tensors_of
+from memplan.compiling.module import Compiled
 from memplan.compiling.outcomes import Seen, seen
 from memplan.compiling.parts import in_parts
 from memplan.compiling.report import CompilePlan, Front
@@ -369,7 +369,7 @@ class Compiling:
 
         Raises NoFasterError if it is no faster than a rival that runs.
         """
-        bench, inference = self._bench, Inference()
+        bench, inference = self._bench, self._bench.target.inference
         inputs = some(bench.inputs, 0, size)
         try:
             with silence():
@@ -457,11 +457,13 @@ class Compiling:
         bench = self._bench
         if bench.options.pack is False or bench.options.portable:
             return False
-        program, inputs = bench.target.program, tensors_of(bench.inputs)
+        program, inputs = bench.target.program, bench.inputs.tensors()
         places = program.constants.items()
         constants = {x: bench.target.weights[at].detach() for x, at in places}
         with torch.inference_mode(False), torch.no_grad():
-            found = flattened(program, constants, inputs, Choices(("onednn",)))
+            found = flattened(
+                program, constants, inputs, Choices(("onednn",)), bench.target.inference
+            )
         return 0 < found.packed <= most
 
     def _descent(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memplan.compiling.module import Compiled, Runner, tensors_of
+from memplan.compiling.module import Compiled, Runner
 from memplan.errors import MemplanError, UsageError
 from memplan.files import PathLike, atomic_write, write_bytes
 from memplan.graph.call import Inputs, Signature
@@ -141,7 +141,7 @@ def emit(module: Compiled, inputs: object, path: PathLike) -> Emitted:
         raise UsageError(f"the module is compiled {difference}")
     name, at = type(module.model).__name__, path.with_suffix(".pt")
     source, weights = _written(runner, given, name, at)
-    tensors = tensors_of(given)
+    tensors = given.tensors()
     with atomic_write(at) as stream, undone(module.model, given):
         torch.save(weights, stream)
         stream.flush()
@@ -207,7 +207,7 @@ def _written(
             strides = runner.strides.get(position)
             returned.append(_laid(leaf, program.metas[ref.name].shape, strides))
     one = runner.target.rebuild is first
-    tensors = tensors_of(inputs)
+    tensors = inputs.tensors()
     forms = [
         f"({word!r}, {tuple(x.shape)}, {x.dtype}, {x.stride()}),"
         for word, x in zip(arguments.values(), tensors, strict=True)

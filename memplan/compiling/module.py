@@ -51,7 +51,7 @@ class Runner:
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
         self.watch = Watch(target.module, own, target.numbers)
-        self._strides = [each.stride() for each in tensors_of(inputs)]
+        self._strides = [each.stride() for each in inputs.tensors()]
         # Compared first, for speed.
         self.kinds = None if target.form.autocast else kinds_of(inputs)
         self._laid: dict[int, tuple[int, ...]] = {}  # strides of results, by position
@@ -89,8 +89,9 @@ class Runner:
             self.schedule: Schedule = scheduled(
                 self.program,
                 constants,
-                tensors_of(inputs),
+                inputs.tensors(),
                 self.choices,
+                self.target.inference,
             )
         self.watch = watch  # last: other threads then take the weights for current
         self._bound = True
@@ -139,7 +140,7 @@ class Runner:
         form, now = self.target.form, Form.of(inputs)
         if form != now:
             return form.difference(now)
-        given = tensors_of(inputs)
+        given = inputs.tensors()
         if any(type(each) not in (Tensor, nn.Parameter) for each in given):
             return "for plain tensors"
         same = [each.stride() for each in given] == self._strides
@@ -158,7 +159,7 @@ class Runner:
         schedule = self.schedule  # another thread may bind another
         with self.arenas.slab(schedule.bytes) as slab:
             tape = self.tape(schedule, slab)
-            results = tape(tensors_of(inputs), self.copies)
+            results = tape(inputs.tensors(), self.copies)
             slab.given = tape.given
         if self.target.rebuild is first and results:
             return laid_out(results[0], self._laid.get(0))
@@ -168,13 +169,6 @@ class Runner:
         for position, strides in self._laid.items():
             leaves[position] = laid_out(leaves[position], strides)
         return self.target.rebuild(leaves)
-
-
-def tensors_of(inputs: Inputs) -> list[Tensor]:
-    """The tensors among the arguments, in order."""
-    if not inputs.kwargs and all(isinstance(each, Tensor) for each in inputs.args):
-        return list(inputs.args)
-    return [leaf for leaf in inputs.leaves() if isinstance(leaf, Tensor)]
 
 
 Kinds = tuple[tuple[object, ...], ...]
@@ -290,7 +284,7 @@ class Compiled(StandIn):
             difference = first.difference(inputs)
             if not difference:
                 return first
-            given = tensors_of(inputs)
+            given = inputs.tensors()
             if not all(map(_kind, given)):
                 return f"it was compiled {difference}; compile it with them"
             key = Form.of(inputs), tuple(each.stride() for each in given)
@@ -323,7 +317,7 @@ class Compiled(StandIn):
         assert self.resize is not None
         try:
             with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
-                ours = [lying_as(each, each) for each in tensors_of(inputs)]
+                ours = [lying_as(each, each) for each in inputs.tensors()]
                 made = self.resize(inputs.with_tensors(ours))
         except MemplanError as problem:
             reason = str(problem)

@@ -47,7 +47,7 @@ class Seen:
 def seen(target: Target, joined: Joined | None = None) -> Seen:
     """What became of a model. joined: its layers as the nodes that compute them; None
     if torch runs all."""
-    program, inference, origins = target.program, Inference(), Origins()
+    program, inference, origins = target.program, target.inference, Origins()
     if not all(isinstance(step, Op) for step in program.ops):  # loops are unrolled
         if joined is None:
             return Seen([], Network([], {}, [], program.outputs))

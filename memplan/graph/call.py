@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,12 @@ class Inputs:
     def leaves(self) -> list[object]:
         """All tensors and plain values in the arguments."""
         return list(tree_leaves((self.args, self.kwargs)))
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors in the arguments, in the order of the leaves."""
+        if not self.kwargs and _all_tensors(self.args):
+            return list(self.args)  # soon found: calls do this
+        return [leaf for leaf in self.leaves() if isinstance(leaf, Tensor)]
 
     def with_tensors(self, values: Sequence[object]) -> Inputs:
         """The same inputs with other tensors, in the order of the leaves."""
@@ -120,7 +126,7 @@ class Signature:
         return Inputs(bound.args, bound.kwargs)
 
 
-def _all_tensors(values: tuple[object, ...]) -> bool:
+def _all_tensors(values: tuple[object, ...]) -> TypeGuard[tuple[Tensor, ...]]:
     return all(isinstance(each, Tensor) for each in values)
 
 

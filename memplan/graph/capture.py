@@ -41,7 +41,8 @@ class Target:
     path: of the module in the model, "" for the model itself. form: of the inputs that
     it was captured with. rebuild: makes the module's result of the program's outputs,
     with containers of its own. numbers: whose values it was exported with. outside:
-    bytes of activations that are live outside the module while it runs.
+    bytes of activations that are live outside the module while it runs. inference:
+    knows the shapes of its operators.
     """
 
     path: str
@@ -52,6 +53,7 @@ class Target:
     rebuild: Rebuild
     numbers: Numbers = NONE
     outside: int = 0
+    inference: Inference = field(default_factory=Inference, repr=False, compare=False)
 
     @property
     def weights(self) -> Weights:
@@ -93,8 +95,8 @@ def capture(
     def target(numbers: Numbers) -> Target:
         exported, rebuild = exported_from(module, inputs, numbers, quick)
         program = change(lower(exported, inference), inference)
-        form = Form.of(inputs)
-        return Target(path, module, exported, program, form, rebuild, numbers)
+        given = path, module, exported, program, Form.of(inputs), rebuild, numbers
+        return Target(*given, inference=inference)
 
     try:
         return target(NONE)

@@ -57,9 +57,10 @@ class OpenTarget:
         form = Form.of(inputs)
         if not form.alike(self.form):
             raise NotExportableError("these inputs differ in more than sizes")
-        exported = sized(self.exported, tensors_of(inputs))
+        exported = sized(self.exported, inputs.tensors())
         program = change(lower(exported, inference), inference)
-        return Target("", self.module, exported, program, form, self.rebuild)
+        given = "", self.module, exported, program, form, self.rebuild
+        return Target(*given, inference=inference)
 
 
 Dims = set[tuple[int, int]]  # which of the inputs' tensors, and its dimension
@@ -90,14 +91,10 @@ def opened(module: nn.Module, inputs: Inputs, dims: Dims, seconds: float) -> Ope
     if threading.current_thread() is not threading.main_thread():
         raise NotExportableError("a thread that is not the main one has no time limit")
     most = LEAST_SECONDS + AS_LONG * seconds
-    tensors = enumerate(tensors_of(inputs))
+    tensors = enumerate(inputs.tensors())
     sizes = [(each, {dim for at, dim in dims if at == i}) for i, each in tensors]
     exported, rebuild = exported_from(module, inputs, sizes=sizes, seconds=most)
     return OpenTarget(module, Form.of(inputs), exported, rebuild, Watch(module, ()))
-
-
-def tensors_of(inputs: Inputs) -> list[Tensor]:
-    return [leaf for leaf in inputs.leaves() if isinstance(leaf, Tensor)]
 
 
 def sized(exported: Exported, tensors: Sequence[Tensor]) -> Exported:
