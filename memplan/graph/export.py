@@ -123,7 +123,8 @@ def _conditions(program: ExportedProgram) -> tuple[Expr, ...]:
         value = node.meta.get("val")
         for size in getattr(value, "shape", ()):
             if not isinstance(size, int):
-                return (*found, *(each.expr for each in size.node.shape_env.guards))
+                env = size.node.shape_env  # where symbols that are equal are one
+                return (*found, *(env.replace(each.expr) for each in env.guards))
     return tuple(found)
 
 

@@ -50,6 +50,13 @@ class Sliced(nn.Module):  # type: ignore[misc]
         return {"sum": y.sum(1), "all": y[:, : y.shape[1]].relu()}
 
 
+class Masked(nn.Module):  # type: ignore[misc]
+    """Whose second input has a size of the first."""
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        return x.masked_fill(mask[..., None] > 0, 0.0).softmax(1)
+
+
 def convolutions() -> Any:
     layers = (
         nn.Conv1d(WIDTH, 4, 3, 2, 1),
@@ -76,19 +83,21 @@ def _start(value: object, of_a_slice: bool) -> str:
 def exported(case: str) -> OpenTarget:
     """With both sizes open."""
     model, shape = CASES[case]
-    inputs = of(*shape(14, 3))
-    dims = open_dims(Form.of(of(*shape(17, 4))), Form.of(inputs))
-    assert len(dims) == 2
+    inputs = of(*shape(14, 3), mask=case == "masked")
+    dims = open_dims(Form.of(of(*shape(17, 4), mask=case == "masked")), Form.of(inputs))
+    assert len(dims) == 2 * len(inputs.tensors())
     return opened(model, inputs, dims, 1.0)
 
 
-def of(*shape: int) -> Inputs:
-    return Inputs.of(torch.randn(*shape))
+def of(*shape: int, mask: bool = False) -> Inputs:
+    x = torch.randn(*shape)
+    return Inputs.of((x, torch.randn(*shape[:2])) if mask else x)
 
 
 CASES = {
     "attention": (Attention(), lambda n, b: (b, n, WIDTH)),
     "sliced": (Sliced(), lambda n, b: (b, n + 40, 5)),
+    "masked": (Masked(), lambda n, b: (b, n, 5)),
     "convolutions": (convolutions(), lambda n, b: (b, WIDTH, n)),
 }
 
@@ -98,7 +107,7 @@ CASES = {
 @given(n=st.integers(4, 60), batch=st.integers(2, 5))
 def test_at_a_size_it_is_what_an_export_gives(case: str, n: int, batch: int) -> None:
     model, shape = CASES[case]
-    given, inference = of(*shape(n, batch)), Inference()
+    given, inference = of(*shape(n, batch), mask=case == "masked"), Inference()
     found = exported(case).at(given, inference)
     expected = capture(model, given).program
     program = named_alike(found.program, expected, inference)
