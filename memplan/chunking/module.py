@@ -155,7 +155,9 @@ class Chunked(StandIn):
         kept.
         """
         given = Inputs.of(inputs)
-        self._prepare(self._signature.arranged(self.model, given.args, given.kwargs))
+        with self._lock:
+            inputs = self._signature.arranged(self.model, given.args, given.kwargs)
+            self._prepare(inputs)
 
     def _prepare(self, inputs: Inputs) -> None:
         form = Form.of(inputs)
@@ -188,7 +190,6 @@ class Chunked(StandIn):
     def __deepcopy__(self, memo: dict[int, object]) -> Chunked:
         other: Chunked = type(self).__new__(type(self))
         memo[id(self)] = other
-        memo[id(self._others)] = self._others
         other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return other
 

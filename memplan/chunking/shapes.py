@@ -6,6 +6,7 @@ same operators on smaller inputs, the same step fits too, with fewer iterations.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from math import lcm
@@ -25,15 +26,30 @@ from memplan.chunking.trial import Trial
 from memplan.chunking.workbench import Workbench
 from memplan.errors import InputError
 from memplan.graph.call import Form, Inputs
-from memplan.graph.capture import Exports, Target, export_parts
+from memplan.graph.capture import (
+    Change,
+    Exports,
+    Target,
+    capture,
+    check_modules,
+    export_parts,
+)
 from memplan.graph.check import aloud, undone
 from memplan.graph.export import NotExportableError
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import profile
 from memplan.graph.program import Meta, Metas, Op, Program
-from memplan.graph.sizes import Dims, OpenTarget, named_alike, open_dims, opened
+from memplan.graph.sizes import (
+    Dims,
+    OpenTarget,
+    named_alike,
+    open_dims,
+    opened,
+    shapes_of,
+)
 from memplan.units import format_bytes
 
+ALONE = "exporting for these sizes alone"
 HALVINGS = 6  # of steps, if those of the plan exceed the budget
 SLACK = 1.05  # other sizes may need this much more than the first
 
@@ -52,8 +68,12 @@ class OtherSizes:
         first: of the inputs of the search. seconds: that an export took."""
         self._programs, self._first, self._progress = programs, first, progress
         self._seconds = seconds
-        self._dims: Dims = set()  # of the inputs, that had other sizes so far
-        self._open: OpenTarget | InputError | None = None  # the model with those open
+        self._open: list[OpenTarget] = []  # the model with sizes left open
+        self._tried: dict[Dims, int] = {}  # how often these were
+
+    def __deepcopy__(self, memo: object) -> OtherSizes:
+        """For a copy of the model."""
+        return OtherSizes(self._programs, self._first, self._seconds, self._progress)
 
     def chunks(
         self, model: nn.Module, plan: ChunkPlan, inputs: Inputs, smaller: bool
@@ -66,8 +86,8 @@ class OtherSizes:
         operators run; BudgetError if the regions exceed the budget.
         """
         progress = aloud(self._progress)
-        with undone(model, inputs):
-            return self._chunks(model, plan, inputs, smaller, progress)
+        with undone(model, inputs) as put_back:
+            return self._chunks(model, plan, inputs, smaller, progress, put_back)
 
     def _chunks(
         self,
@@ -76,17 +96,33 @@ class OtherSizes:
         inputs: Inputs,
         smaller: bool,
         progress: Callable[[str], None],
+        put_back: Callable[[], None],
     ) -> dict[str, Chunk]:
         exports = None
         if not smaller:  # it runs only if that needs no more than at the first sizes
             exports = self._exports(model, inputs, progress)
             self._check_size(exports, plan)
         bench = Workbench(model, inputs, progress, observe=False)
-        budget, lowest = plan.budget_bytes, bench.before
-        if lowest <= budget:
+        put_back()  # else what its runs changed is no change in the next one
+        if bench.before <= plan.budget_bytes:
             return {}
-        exports = exports or self._exports(model, inputs, progress)
-        bench.exports = exports
+        bench.exports = exports or self._exports(model, inputs, progress)
+        try:
+            return self._looped(model, bench, plan)
+        except (InputError, BudgetError) as error:
+            if not any(each.exported.conditions for each in bench.exports.targets):
+                raise
+            progress(f"{ALONE}: {error}")
+        bench = Workbench(model, inputs, progress, observe=False)
+        put_back()
+        bench.exports = export_parts(model, inputs, searchable)
+        return self._looped(model, bench, plan)
+
+    def _looped(
+        self, model: nn.Module, bench: Workbench, plan: ChunkPlan
+    ) -> dict[str, Chunk]:
+        """The plan's regions for what `bench` has exports of."""
+        exports, budget, lowest = bench.exports, plan.budget_bytes, bench.before
         why = "no step is small enough"
         for halvings in range(HALVINGS):
             try:
@@ -116,33 +152,61 @@ class OtherSizes:
     def _exports(
         self, model: nn.Module, inputs: Inputs, progress: Callable[[str], None]
     ) -> Exports:
-        """The model's parts on these inputs: of one export for all sizes, where torch
-        makes that and these sizes run the same operators; else of one for them."""
-        if list(self._programs) == [""]:
-            try:
-                return self._without_export(model, inputs)
-            except InputError as error:
-                progress(f"exporting for these sizes alone: {error}")
-        return export_parts(model, inputs, searchable)
+        """The model's parts on these inputs. The whole model is exported once for all
+        sizes, where torch makes that and they run the same operators."""
 
-    def _without_export(self, model: nn.Module, inputs: Inputs) -> Exports:
-        dims = self._dims | open_dims(self._first, Form.of(inputs))
-        changed = isinstance(self._open, OpenTarget) and not self._open.same(model)
-        if dims != self._dims or changed:
-            self._dims = dims
+        def whole(
+            module: nn.Module, inputs: Inputs, inference: Inference, change: Change
+        ) -> Target:
+            check_modules(module)
             try:
-                self._open = opened(model, inputs, dims, self._seconds)
-            except InputError as error:  # of any inputs, until other sizes differ
-                self._open = error
-        if not isinstance(self._open, OpenTarget):
-            assert self._open is not None
-            raise self._open
-        inference = Inference()
-        target = self._open.at(inputs, inference, searchable)
+                return self._without_export(module, inputs, inference)
+            except InputError as error:
+                progress(f"{ALONE}: {error}")
+            return capture(module, inputs, inference, change)
+
+        has_whole = list(self._programs) == [""]
+        return export_parts(model, inputs, searchable, whole if has_whole else capture)
+
+    def _without_export(
+        self, model: nn.Module, inputs: Inputs, inference: Inference
+    ) -> Target:
+        same = [each for each in self._open if each.same(model)]
+        if len(same) < len(self._open):
+            self._open, self._tried = same, {}
+        why: InputError = NotExportableError("no export has these sizes open")
+        for each in self._open:
+            try:
+                return self._at(each, inputs, inference)
+            except InputError as error:
+                why = error
+        form = Form.of(inputs)
+        dims = open_dims(self._first, form)
+        shapes = [
+            shapes
+            for shapes in map(shapes_of, (self._first, form))
+            if all(shapes[i][dim] > 1 for i, dim in dims)
+        ]
+        tried = self._tried.get(dims, 0)
+        if tried >= len(shapes):
+            raise why
+        if threading.current_thread() is not threading.main_thread():
+            raise NotExportableError("only in the main thread can torch be interrupted")
+        try:
+            found = opened(model, inputs, shapes[tried], dims, self._seconds)
+        except InputError:
+            self._tried[dims] = len(shapes)
+            raise
+        self._tried[dims] = tried + 1
+        self._open.append(found)
+        return self._at(found, inputs, inference)
+
+    def _at(self, found: OpenTarget, inputs: Inputs, inference: Inference) -> Target:
+        target = found.at(inputs, inference, searchable)
         program = named_alike(target.program, self._programs[""], inference)
         if program is None:
             raise NotExportableError("the model runs other operators")
-        return Exports([replace(target, program=program)], {}, inference)
+        return replace(target, program=program)
 
     def _check_size(self, exports: Exports, plan: ChunkPlan) -> None:
         needed = max(

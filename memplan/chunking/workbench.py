@@ -67,8 +67,8 @@ class Workbench:
         self.device = inputs.check_device(model)
         self._began = time.monotonic()
         self._built: dict[object, Chunked | None] = {}
-        self._timed: set[Chunked] = set()
-        self._sure: set[Chunked] = set()  # of these, timed THOROUGH seconds
+        self._timed: dict[Chunked, list[float]] = {}  # the ratios
+        self._sure: set[Chunked] = set()  # of these, timed THOROUGH seconds more
         self._observe = observe
         self._snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
         try:
@@ -104,13 +104,13 @@ class Workbench:
         return bool(module.memplan.slowdown_low <= enough)
 
     def _time(self, module: Chunked, enough: float, most: float) -> None:
-        """Times a module for at most so many seconds."""
+        """Times a module for at most so many seconds more."""
         self._progress("timing")
         runs = self._call(self._model), self._call(module)
         with torch.no_grad():
-            ratios = in_pairs(*runs, self.device, enough, most)
+            more = in_pairs(*runs, self.device, enough, most)
+        ratios = self._timed[module] = [*self._timed.get(module, []), *more]
         module.memplan = with_times(module.memplan, ratios, enough)
-        self._timed.add(module)
 
     def unchanged(self, limit: int, reason: str) -> Chunked:
         """The model unchanged, as a module without chunks."""
@@ -185,8 +185,8 @@ class Workbench:
         """The fastest of some modules (at least one), timed against the original.
 
         enough: timed until it is sure which ratios are above; where that stays
-        undecided, the fastest is timed longer; if that helps not, its plan says so.
-        None is timed again at the next call.
+        undecided, the fastest is timed again, and longer; if that helps not, its plan
+        says so. What is timed stays so at the next call.
         Ctrl-C ends the timing with the best module so far.
         """
         best: Chunked | None = None

@@ -83,13 +83,7 @@ def capture(
 
     quick: see `export`. Raises InputError if it cannot be exported or lowered.
     """
-    for name, each in module.named_modules():
-        if has_hooks(each) and (name or not path):  # they would run once, exported
-            where = f" at {name}" if name else ""
-            raise NotExportableError(f"its modules have hooks: {hook_of(each)}{where}")
-        if isinstance(each, StandIn):
-            where = name or "it"
-            raise NotExportableError(f"{where} runs by memplan.{each.verb} already")
+    check_modules(module, path)
     inference = inference or Inference()
 
     def target(numbers: Numbers) -> Target:
@@ -105,6 +99,18 @@ def capture(
         if not numbers.values:
             raise
         return target(numbers)
+
+
+def check_modules(module: nn.Module, path: str = "") -> None:
+    """Raise InputError if modules in it have hooks, those of a part itself apart, or
+    run by memplan already."""
+    for name, each in module.named_modules():
+        if has_hooks(each) and (name or not path):  # they would run once, exported
+            where = f" at {name}" if name else ""
+            raise NotExportableError(f"its modules have hooks: {hook_of(each)}{where}")
+        if isinstance(each, StandIn):
+            where = name or "it"
+            raise NotExportableError(f"{where} runs by memplan.{each.verb} already")
 
 
 def exported_from(
@@ -188,19 +194,26 @@ class Exports:
     changed: set[nn.Module] = field(default_factory=set)
 
 
+Capture = Callable[[nn.Module, Inputs, Inference, Change], Target]
+
+
 def export_parts(
-    model: nn.Module, inputs: Inputs, change: Change = as_lowered
+    model: nn.Module,
+    inputs: Inputs,
+    change: Change = as_lowered,
+    whole: Capture = capture,
 ) -> Exports:
     """Capture `model`, or each submodule that can be if the whole cannot.
 
-    A submodule that is called more than once counts by its first call. Raises
-    InputError if the model fails on the inputs.
+    whole: captures the whole, and refuses what `capture` does. A submodule that is
+    called more than once counts by its first call. Raises InputError if the model fails
+    on the inputs.
     """
     attributes = Attributes(model)
     _run(model, inputs)
     exports = Exports([], {}, changed=set(attributes.changed()))
     attributes.restore()
-    reason = _exported(exports, "", model, inputs, change)
+    reason = _exported(exports, model, inputs, change, whole)
     if reason is None:
         return exports
     exports.left_alone[""] = reason
@@ -222,7 +235,8 @@ def _descend(
     for name, child in module.named_children():
         where = f"{path}.{name}" if path else name
         if where in calls:
-            reason = _exported(exports, where, child, calls[where], change)
+            part = functools.partial(capture, path=where)
+            reason = _exported(exports, child, calls[where], change, part)
             if reason is None:
                 continue
             exports.left_alone[where] = reason
@@ -230,14 +244,18 @@ def _descend(
 
 
 def _exported(
-    exports: Exports, path: str, module: nn.Module, inputs: Inputs, change: Change
+    exports: Exports,
+    module: nn.Module,
+    inputs: Inputs,
+    change: Change,
+    captured: Capture,
 ) -> str | None:
     """Add a captured module; return the reason if it cannot be."""
     if exports.changed.intersection(module.modules()):
         return NOTES
     try:
         _check_effects(module, inputs)  # first: it takes much less time
-        target = capture(module, inputs, exports.inference, change, path)
+        target = captured(module, inputs, exports.inference, change)
     except InputError as error:
         return str(error)
     exports.targets.append(target)

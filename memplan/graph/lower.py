@@ -152,8 +152,10 @@ class _Lowering:
         if op.key in {"aten.clone", "aten.copy"}:
             source = op.args[op.key == "aten.copy"]
             return source if self._is_spare(op, source) else None
-        # A slice may be of all there is.
-        if op.key in {"aten.slice", *CASTS} and isinstance(first, Ref):
+        # A slice may be of all there is; but no result is one of the caller's tensors.
+        returned = any(user.op == "output" for user in node.users)
+        sliced = op.key == "aten.slice" and not (returned and self._is_given(first))
+        if (sliced or op.key in CASTS) and isinstance(first, Ref):
             before, after = self._program.metas[first.name], meta_of(node.meta["val"])
             copies = op.kwargs.get("memory_format") is not None
             return first if before == after and not copies else None
@@ -164,6 +166,11 @@ class _Lowering:
                     if meta == meta_of(node.meta["val"]):
                         return this
         return None
+
+    def _is_given(self, value: Argument) -> bool:
+        """Whether a value lies in memory that is not the program's."""
+        given = {*self._program.inputs, *self._program.constants}
+        return isinstance(value, Ref) and self._program.roots[value.name] in given
 
     def _is_spare(self, op: Op, source: Argument) -> bool:
         """Whether the copy that `op` makes of a value is unnecessary."""
@@ -177,19 +184,16 @@ class _Lowering:
         """Whether a copy onto a value of equal form is unnecessary: the source belongs
         to the program, and the old contents are not needed."""
         there, here = (self._program.metas[each.name] for each in (onto, source))
-        given = {*self._program.inputs, *self._program.constants}
         alike = there._replace(strides=here.strides) == here
-        return alike and self._program.roots[source.name] not in given
+        return alike and not self._is_given(source)
 
     def _needless(self, source: Ref, op: Op) -> bool:
         """Whether a copy is unnecessary: programs write nothing in place, but a result
         must not be one of the caller's tensors."""
         import torch
 
-        root = self._program.roots[source.name]
-        given = {*self._program.inputs, *self._program.constants}
         form = op.kwargs.get("memory_format") or torch.preserve_format
-        if root in given:
+        if self._is_given(source):
             return False
         meta = self._program.metas[source.name]
         if form == torch.contiguous_format:

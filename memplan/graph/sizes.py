@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memplan.graph.build import Builder
-from memplan.graph.call import Form, Inputs
+from memplan.graph.call import Form, Inputs, order_of
 from memplan.graph.capture import Change, Target, as_lowered, exported_from
 from memplan.graph.export import Exported, NotExportableError
 from memplan.graph.infer import Inference
@@ -34,6 +33,7 @@ class OpenTarget:
     """A whole model as `torch.export` gives it with symbols for sizes.
 
     form: of the inputs that it was exported with. watch: of the model since then.
+    weights: what parameters and buffers were like.
     """
 
     module: nn.Module
@@ -41,18 +41,21 @@ class OpenTarget:
     exported: Exported
     rebuild: Rebuild
     watch: Watch
+    weights: dict[str, Kind]
 
     def same(self, module: nn.Module) -> bool:
-        """Whether it is this module, with attributes as they were."""
+        """Whether it is this module, with attributes as they were, and weights of the
+        same shapes and types. What its code finds elsewhere may have changed."""
         kept = self.watch.same_modules() and self.watch.same_containers()
-        return module is self.module and kept
+        return module is self.module and kept and _kinds(module) == self.weights
 
     def at(
         self, inputs: Inputs, inference: Inference, change: Change = as_lowered
     ) -> Target:
         """The model captured for such inputs, without an export.
 
-        Raises NotExportableError where other operators may run for them.
+        Raises NotExportableError where they do not meet its conditions, and so other
+        operators may run for them.
         """
         form = Form.of(inputs)
         if not form.alike(self.form):
@@ -63,38 +66,56 @@ class OpenTarget:
         return Target(*given, inference=inference)
 
 
-Dims = set[tuple[int, int]]  # which of the inputs' tensors, and its dimension
+Dims = frozenset[tuple[int, int]]  # which of the inputs' tensors, and its dimension
+Shapes = list[tuple[int, ...]]
 
 
 def open_dims(first: Form, other: Form) -> Dims:
     """The dimensions in which two forms differ that are alike."""
-    pairs = zip(_shapes(first), _shapes(other), strict=True)
-    return {
+    pairs = zip(shapes_of(first), shapes_of(other), strict=True)
+    return frozenset(
         (i, dim)
         for i, (before, now) in enumerate(pairs)
         for dim, size in enumerate(before)
         if size != now[dim]
-    }
+    )
 
 
-def _shapes(form: Form) -> list[tuple[int, ...]]:
+def shapes_of(form: Form) -> Shapes:
+    """Of the tensors among the inputs."""
     return [each.shape for each in form.leaves if isinstance(each, Kind)]
 
 
-def opened(module: nn.Module, inputs: Inputs, dims: Dims, seconds: float) -> OpenTarget:
+def opened(
+    module: nn.Module, inputs: Inputs, shapes: Shapes, dims: Dims, seconds: float
+) -> OpenTarget:
     """Export a model with some dimensions of its inputs open.
 
-    seconds: of an export for one size; conditions on symbols can make this one take a
-    hundred times as long, so that it ends at AS_LONG times that.
-    Raises NotExportableError where torch cannot, or nothing can end it.
+    shapes: that it is exported with, for inputs like these; open sizes are at least 2,
+    as torch takes others for fixed. seconds: of an export for one size; conditions on
+    symbols can make this one take a hundred times as long, so that it ends at AS_LONG
+    times that. Raises NotExportableError where torch cannot.
     """
-    if threading.current_thread() is not threading.main_thread():
-        raise NotExportableError("a thread that is not the main one has no time limit")
     most = LEAST_SECONDS + AS_LONG * seconds
-    tensors = enumerate(inputs.tensors())
-    sizes = [(each, {dim for at, dim in dims if at == i}) for i, each in tensors]
+    # Others than the caller's: torch marks them.
+    given = [_empty(*each) for each in zip(inputs.tensors(), shapes, strict=True)]
+    sizes = [(x, {dim for at, dim in dims if at == i}) for i, x in enumerate(given)]
+    inputs = inputs.with_tensors(given)
     exported, rebuild = exported_from(module, inputs, sizes=sizes, seconds=most)
-    return OpenTarget(module, Form.of(inputs), exported, rebuild, Watch(module, ()))
+    watch, weights = Watch(module, ()), _kinds(module)
+    return OpenTarget(module, Form.of(inputs), exported, rebuild, watch, weights)
+
+
+def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    last = order_of(like) == "last"
+    order = torch.channels_last if last else torch.contiguous_format
+    kind = {"dtype": like.dtype, "device": like.device}
+    return torch.empty(shape, **kind, memory_format=order)
+
+
+def _kinds(module: nn.Module) -> dict[str, Kind]:
+    tensors = *module.named_parameters(), *module.named_buffers()
+    return {name: Kind.of(each) for name, each in tensors}
 
 
 def sized(exported: Exported, tensors: Sequence[Tensor]) -> Exported:
@@ -129,7 +150,7 @@ def sized(exported: Exported, tensors: Sequence[Tensor]) -> Exported:
                 continue
             copy = made[node] = graph.node_copy(node, made.__getitem__)
             copy.meta["val"] = value(here)
-    return replace(exported, graph=graph, conditions=())
+    return replace(exported, graph=graph)
 
 
 def _sizes(exported: Exported, tensors: Sequence[Tensor]) -> dict[Symbol, int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import memplan  # noqa: E402
 from memplan.chunking import shapes  # noqa: E402
 from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
 from memplan.errors import InputError, UsageError  # noqa: E402
+from memplan.graph.capture import capture  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
 from memplan.graph.measure import activation_peak  # noqa: E402
 from tests.chunking import models  # noqa: E402
@@ -197,41 +199,173 @@ def test_parts_that_run_as_they_were_are_told_once() -> None:
         small(x)
 
 
+class Mlp(torch.nn.Module):  # type: ignore[misc]
+    """With a hidden layer that is what takes memory, and `more` beside its result."""
+
+    def __init__(self, more: Any = None) -> None:
+        super().__init__()
+        self.wide, self.thin = torch.nn.Linear(32, 256), torch.nn.Linear(256, 32)
+        self.more, self.seen, self.scale = more, [0.0], 1.0
+        self.register_buffer("table", torch.randn(200, 32))
+
+    def forward(self, x: Any) -> Any:
+        y = self.scale * self.thin(torch.nn.functional.gelu(self.wide(x)))
+        return y if self.more is None else self.more(self, x, y)
+
+
+@dataclass
+class Sized:
+    """A model in chunks for 200 rows. told: why other sizes are exported alone."""
+
+    model: Any
+    small: Any
+    told: list[str]
+
+    def check(self, rows: int, batch: int = 1) -> None:
+        """Runs it on other sizes: results as the model's, and within the budget."""
+        x = torch.randn(batch, rows, 32)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found, expected = self.small(x), self.model(x)
+        assert relative_error(expected, found) <= 1e-5
+        assert activation_peak(lambda: self.small(x)) <= self.small.memplan.budget_bytes
+
+
+def sized(more: Any = None, batch: int = 1) -> Sized:
+    told: list[str] = []
+    options = ChunkOptions(max_slowdown=None, progress=told.append)
+    model = Mlp(more).eval()
+    small = memplan.chunk(model, torch.randn(batch, 200, 32), "40%", options=options)
+    return Sized(model, small, told)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The inputs of exports for one size."""
+    found: list[Any] = []
+
+    def noted(module: Any, inputs: Any, *given: Any) -> Any:
+        found.append(inputs)
+        return capture(module, inputs, *given)
+
+    monkeypatch.setattr(shapes, "capture", noted)
+    return found
+
+
 def test_sizes_after_the_first_need_no_export(
-    attention: Any, monkeypatch: pytest.MonkeyPatch
+    alone: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, x = attention[:2]
-    told: list[str] = []
-    options = ChunkOptions(max_slowdown=None, progress=told.append)
-    small = memplan.chunk(model, x, "30%", options=options)
-    checked(small, model, torch.randn(1, 101, 16))
-
-    def never(*_: Any) -> Any:
-        raise AssertionError
-
-    monkeypatch.setattr(shapes, "export_parts", never)
-    monkeypatch.setattr(shapes, "opened", never)
-    for size in (120, 100, 90):
-        other = torch.randn(1, size, 16)
-        assert activation_peak(lambda other=other: model(other)) > (
-            small.memplan.budget_bytes
-        )
-        checked(small, model, other)
-    assert not [each for each in told if "alone" in each]
+    made = sized()
+    made.check(150)
+    monkeypatch.setattr(shapes, "opened", None)
+    for rows in (151, 120, 90):
+        made.check(rows)
+    assert not alone
 
 
-def test_why_a_size_is_exported_alone_is_told() -> None:
-    class Branching(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, x: Any) -> Any:
-            y = torch.exp(x @ x.mT) @ x
-            return y if x.shape[1] % 2 else y + 1
+def test_each_dimension_that_changes_is_open(alone: list[Any]) -> None:
+    made = sized(batch=4)
+    for batch, rows in ((4, 150), (4, 140), (3, 200), (3, 199), (2, 180), (4, 160)):
+        made.check(rows, batch)
+    assert not alone
 
-    told: list[str] = []
-    options = ChunkOptions(max_slowdown=None, progress=told.append)
-    model = Branching().eval()
-    small = memplan.chunk(model, torch.randn(2, 128, 8), "50%", options=options)
-    checked(small, model, torch.randn(2, 120, 8))
-    assert not [each for each in told if "alone" in each]
-    checked(small, model, torch.randn(2, 121, 8))
-    (why,) = (each for each in told if "alone" in each)
-    assert why.startswith("exporting for these sizes alone: it was exported for sizes")
+
+def halves(_: Any, x: Any, y: Any) -> Any:
+    return y * (0.5 if x.shape[1] <= 170 else 2.0)
+
+
+def test_sizes_that_take_another_way_are_opened_again(alone: list[Any]) -> None:
+    made = sized(halves)
+    for rows in (190, 180, 160, 150, 195, 140):
+        made.check(rows)
+    assert not alone
+
+
+def text(_: Any, x: Any, y: Any) -> Any:
+    return y, str(x.shape[1])
+
+
+def number(_: Any, x: Any, y: Any) -> Any:
+    return y, x.shape[1]
+
+
+@pytest.mark.parametrize("more", [text, number])
+def test_results_that_torch_has_no_symbols_for(more: Any, alone: list[Any]) -> None:
+    made = sized(more)
+    for rows in (150, 140):
+        made.check(rows)
+    assert alone or [each for each in made.told if each.startswith(shapes.ALONE)]
+
+
+def noting(self: Any, x: Any, y: Any) -> Any:
+    if x.shape[1] < 160:
+        self.seen = [float(x.shape[1])]
+    return y + self.seen[0]
+
+
+def test_what_only_some_sizes_change_is_not_lost() -> None:
+    made = sized(noting)
+    made.check(180)
+    with torch.no_grad(), pytest.warns(UserWarning, match="the model runs unchanged"):
+        made.small(torch.randn(1, 150, 32))
+    assert made.model.seen == [150.0]
+
+
+def sliced(self: Any, x: Any, y: Any) -> Any:
+    return y, self.table[: x.shape[1]]
+
+
+def test_results_are_not_the_models_own_tensors() -> None:
+    made = sized(sliced)
+    for rows in (200, 150):
+        with torch.no_grad():
+            _, table = made.small(torch.randn(1, rows, 32))
+        table.unsqueeze_(0)
+    assert made.model.table.shape == (200, 32)
+
+
+def test_changes_of_the_model_are_seen_at_new_sizes(alone: list[Any]) -> None:
+    made = sized()
+    made.check(150)
+    made.model.scale = 3.0
+    made.check(149)
+    assert not alone
+
+
+def test_a_copy_has_sizes_of_its_own(alone: list[Any]) -> None:
+    made = sized()
+    made.check(150)
+    other = copy.deepcopy(made.small)
+    with torch.no_grad():
+        other.model.wide.weight.mul_(2)
+    copied = Sized(other.model, other, made.told)
+    for rows in (150, 149, 148):
+        made.check(rows)
+        copied.check(rows)
+    assert not alone
+
+
+def test_ctrl_c_while_sizes_are_opened(
+    alone: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = sized()
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shapes, "opened", interrupted)
+        with torch.no_grad(), pytest.raises(KeyboardInterrupt):
+            made.small(torch.randn(1, 150, 32))
+    made.check(150)
+    assert not alone
+
+
+def test_other_threads_export_alone(alone: list[Any]) -> None:
+    made = sized()
+    thread = threading.Thread(target=made.check, args=(150,))
+    thread.start()
+    thread.join()
+    assert len(alone) == 1
+    made.check(149)
+    assert len(alone) == 1

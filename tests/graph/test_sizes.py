@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
 import pytest
@@ -79,6 +78,12 @@ def _start(value: object, of_a_slice: bool) -> str:
     return repr(0 if of_a_slice and value is None else value)
 
 
+def open_at(model: Any, inputs: Inputs, dims: Any, seconds: float) -> OpenTarget:
+    """Exported at the sizes of these inputs."""
+    shapes = [tuple(x.shape) for x in inputs.tensors()]
+    return opened(model, inputs, shapes, frozenset(dims), seconds)
+
+
 @functools.cache
 def exported(case: str) -> OpenTarget:
     """With both sizes open."""
@@ -86,7 +91,7 @@ def exported(case: str) -> OpenTarget:
     inputs = of(*shape(14, 3), mask=case == "masked")
     dims = open_dims(Form.of(of(*shape(17, 4), mask=case == "masked")), Form.of(inputs))
     assert len(dims) == 2 * len(inputs.tensors())
-    return opened(model, inputs, dims, 1.0)
+    return open_at(model, inputs, dims, 1.0)
 
 
 def of(*shape: int, mask: bool = False) -> Inputs:
@@ -133,7 +138,7 @@ class Fixed(nn.Module):  # type: ignore[misc]
 
 
 def test_where_other_operators_may_run_it_is_refused() -> None:
-    target = opened(Branching(), of(12, 2), {(0, 0)}, 1.0)
+    target = open_at(Branching(), of(12, 2), {(0, 0)}, 1.0)
     target.at(of(20, 2), Inference())
     with pytest.raises(NotExportableError, match="it was exported for sizes with Eq"):
         target.at(of(13, 2), Inference())
@@ -143,14 +148,14 @@ def test_where_other_operators_may_run_it_is_refused() -> None:
         target.at(of(0, 2), Inference())
     with pytest.raises(NotExportableError, match="differ in more than sizes"):
         target.at(of(12), Inference())
-    target = opened(Fixed(), of(12, 2), {(0, 0)}, 1.0)
+    target = open_at(Fixed(), of(12, 2), {(0, 0)}, 1.0)
     with pytest.raises(NotExportableError, match="for a size of 12, not 13"):
         target.at(of(13, 2), Inference())
 
 
 def test_a_module_that_changed_is_another() -> None:
     model = convolutions()
-    target = opened(model, of(2, WIDTH, 12), {(0, 2)}, 1.0)
+    target = open_at(model, of(2, WIDTH, 12), {(0, 2)}, 1.0)
     assert target.same(model)
     assert not target.same(convolutions())
     model[2].scale_factor = 3.0
@@ -177,19 +182,21 @@ def test_an_export_with_open_sizes_that_takes_too_long_is_given_up(
 ) -> None:
     monkeypatch.setattr(sizes, "LEAST_SECONDS", 0.1)
     with pytest.raises(NotExportableError, match="takes more than"):
-        opened(Endless(), of(11, 2), {(0, 0)}, 0.1)
+        open_at(Endless(), of(11, 2), {(0, 0)}, 0.1)
 
 
-def test_where_it_cannot_be_given_up_it_is_not_begun() -> None:
-    found: list[str] = []
+def test_the_callers_tensors_are_left_as_they_were() -> None:
+    x = torch.randn(12, 2)
+    open_at(nn.ReLU(), Inputs.of(x), {(0, 0)}, 1.0)
+    assert not vars(x)
+    with pytest.raises(NotExportableError):
+        open_at(Endless(), Inputs.of(x[:11]), {(0, 0)}, -10.0)
+    assert not vars(x)
 
-    def export() -> None:
-        try:
-            opened(nn.ReLU(), of(11, 2), {(0, 0)}, 1.0)
-        except NotExportableError as error:
-            found.append(str(error))
 
-    thread = threading.Thread(target=export)
-    thread.start()
-    thread.join()
-    assert found == ["a thread that is not the main one has no time limit"]
+def test_wider_weights_are_others() -> None:
+    model = nn.Linear(4, 4)
+    target = open_at(model, of(3, 4), {(0, 0)}, 1.0)
+    assert target.same(model)
+    model.weight = nn.Parameter(torch.randn(6, 4))
+    assert not target.same(model)

@@ -182,8 +182,8 @@ def group_norm_statistics(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and 1 / sqrt(variance + eps) of each group of channels of x, [N, C, ...].
 
-    Both are [N, G, 1, ...] in float32 or wider. One group of one sample is copied at a
-    time, or where there are very many, 1/32 of them.
+    Both are [N, G, 1, ...] in float32 or wider. One group of one sample is taken at a
+    time, of 64 and more at most a 32nd.
     """
     import torch
 
