@@ -236,8 +236,8 @@ def test_a_time_that_is_undecided_is_measured_longer(
     model, x = models.attention()
     found[workbench.THOROUGH] = [1.0, 1.02, 1.02, 1.3, 1.0]
     plan = memplan.chunk(model, x, "50%").memplan
-    assert (plan.slowdown, plan.reason) == (1.02, "")
-    found[workbench.THOROUGH] = [1.2, 1.2, 1.2, 1.3, 1.2]
+    assert (plan.slowdown, plan.reason) == (pytest.approx(1.035), "")  # of all pairs
+    found[workbench.THOROUGH] = [1.2] * 20
     with pytest.raises(BudgetError, match=r"takes 1\.20 times as long, above 1\.10"):
         memplan.chunk(model, x, "50%")
 
