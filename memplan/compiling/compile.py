@@ -461,9 +461,9 @@ class Compiling:
         places = program.constants.items()
         constants = {x: bench.target.weights[at].detach() for x, at in places}
         with torch.inference_mode(False), torch.no_grad():
-            found = flattened(
-                program, constants, inputs, Choices(("onednn",)), bench.target.inference
-            )
+            inference = Inference(bench.target.inference)
+            choices = Choices(("onednn",))
+            found = flattened(program, constants, inputs, choices, inference)
         return 0 < found.packed <= most
 
     def _descent(

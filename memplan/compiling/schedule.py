@@ -217,12 +217,12 @@ def scheduled(
     """A program for inputs of these shapes, on a CPU.
 
     constants: the values of `program.constants`. inference: one that knows most of its
-    operators saves a quarter of the time. Offsets come from `memplan.solve`.
+    operators saves part of the time. Offsets come from `memplan.solve`.
     Raises MemplanError if they do not verify, PackedTooMuchError if weights take more
     than they may.
     """
     install("memplan.compile")  # it sees what operators ask for, and serves it
-    inference = inference or Inference()
+    inference = Inference(inference)
     passed = flattened(program, constants, inputs, choices, inference)
     flat, nbytes = passed.flat, passed.packed
     most = choices.most

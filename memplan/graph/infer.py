@@ -22,6 +22,7 @@ from memplan.graph.program import (
 
 if TYPE_CHECKING:
     import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 RESHAPES = {"view", "view_as", "reshape", "reshape_as", "_unsafe_view", "flatten"}
 
@@ -36,6 +37,9 @@ class Inferred(NamedTuple):
     alias: int
 
 
+Known = dict[Key, Inferred | tuple[Inferred, ...]]
+
+
 class ShapeError(Exception):
     """torch refuses an operator on operands of these shapes."""
 
@@ -43,11 +47,12 @@ class ShapeError(Exception):
 class Inference:
     """Runs operators on tensors without data, and caches what they return."""
 
-    def __init__(self) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._known: dict[Key, Inferred | tuple[Inferred, ...]] = {}
+    def __init__(self, operators: Inference | None = None) -> None:
+        """operators: one that shares what it knows of torch's operators. What others
+        return is never shared: they may hold weights, which it would keep."""
+        self._operators: Known = operators._operators if operators else {}
+        self._others: Known = {}
+        self._mode: FakeTensorMode | None = None
 
     def add(self, program: Program, op: Op) -> None:
         """Enter the metas and roots of `op`'s result into `program`.
@@ -55,6 +60,8 @@ class Inference:
         Raises ShapeError if torch refuses the operator on these shapes, or if a result
         is not a tensor.
         """
+        import torch
+
         if op.target is operator.getitem:
             source, index = op.args
             program.metas[op.name] = program.metas[source.name][index]
@@ -63,10 +70,12 @@ class Inference:
         names = op.operands()
         args = mapped((op.args, op.kwargs), lambda at: _number(at, program))
         key = (op.target, _frozen(args), tuple(program.metas[name] for name in names))
+        shared = isinstance(op.target, torch._ops.OpOverload)
+        known = self._operators if shared else self._others
         # Aliases of one another among the operands do not matter to shapes.
-        found = self._known.get(key)
+        found = known.get(key)
         if found is None:
-            found = self._known[key] = self._run(program, op.target, args, names)
+            found = known[key] = self._run(program, op.target, args, names)
         _enter(program, op.name, names, found)
 
     def _run(
@@ -77,7 +86,10 @@ class Inference:
         names: list[str],
     ) -> Inferred | tuple[Inferred, ...]:
         import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
 
+        if self._mode is None:
+            self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         # Fake tensors give dimensions of length 1 other strides than reshapes of real
         # ones do, and strides choose kernels. Tensors on the meta device do not.
         reshapes = key_of(target).removeprefix("aten.") in RESHAPES

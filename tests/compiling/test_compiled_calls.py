@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from typing import Any
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
+from memplan.compiling.kernels import Kernel  # noqa: E402
 from memplan.graph.arenas import ARENAS  # noqa: E402
 from memplan.graph.measure import activation_peak  # noqa: E402
 from tests.chunking import models  # noqa: E402
@@ -255,3 +257,22 @@ def test_a_deep_copy_runs_the_copied_model() -> None:
         other.first.weight.zero_()
         assert torch.equal(other(x), other.model(x))
         assert not torch.equal(other(x), model(x))
+
+
+def test_weights_that_were_packed_are_dropped_when_others_are() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+    x = torch.randn(1, 3, 16, 16)
+    options = memplan.CompileOptions(max_slowdown=1000.0, pack=True)
+    module = memplan.compile(model, x, options=options)
+
+    def kernels() -> int:
+        gc.collect()
+        return sum(isinstance(each, Kernel) for each in gc.get_objects())
+
+    counts = []
+    with torch.no_grad():
+        for _ in range(3):
+            model[2].weight.mul_(2)
+            assert torch.allclose(module(x), model(x), atol=1e-4)
+            counts.append(kernels())
+    assert counts[0] == counts[1] == counts[2] > 0

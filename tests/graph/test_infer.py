@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,3 +57,39 @@ def test_reshapes_lie_as_those_of_real_tensors(data: st.DataObject) -> None:
     assert program.metas["y"] == meta_of(real)
     shares = real.data_ptr() == x.data_ptr()
     assert program.roots["y"] == ("x" if shares else "y")
+
+
+class Holding:
+    """An operator with a weight of its own."""
+
+    def __init__(self) -> None:
+        self.weight = torch.zeros(3)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def test_what_is_known_of_operators_is_shared_and_keeps_no_weights() -> None:
+    x = torch.zeros(3)
+    program = Program(["x"], {}, [], (), {"x": meta_of(x)}, {"x": "x"})
+    shared = Inference()
+    held = Holding()
+    gone = weakref.ref(held)
+    runs = []
+
+    class Counting(Inference):
+        def _run(self, *given: Any) -> Any:
+            runs.append(given[1])
+            return super()._run(*given)
+
+    for _ in range(2):
+        inference = Counting(shared)
+        for i in range(2):
+            inference.add(program, Op(f"y{i}", aten.relu.default, (Ref("x"),)))
+            inference.add(program, Op(f"z{i}", held, (Ref("x"),)))
+    assert runs == [aten.relu.default, held, held]
+    assert program.metas["y0"] == program.metas["z1"] == meta_of(x)
+    del held, inference
+    runs.clear()
+    gc.collect()
+    assert gone() is None
