@@ -138,6 +138,7 @@ def test_copies_have_an_arena_each(tmp_path: Path) -> None:
     assert torch.equal(program(x), expected)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
+        patch.delitem(sys.modules, "program", raising=False)  # scripts/program.py
         own = importlib.import_module("program").Model()
         del sys.modules["program"]
     for other in (copy.deepcopy(own), copy.copy(own)):
