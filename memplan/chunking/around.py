@@ -154,3 +154,16 @@ def finer(region: Region, share: float) -> Iterable[Region]:
             made = with_step(region, step)
             if made is not None and made.step < region.step:
                 yield made
+
+
+def coarser(region: Region, inside: int | None = None) -> Region | None:
+    """The region with a step twice as large, or with an inner one that has; None where
+    that would leave a single chunk."""
+    if inside is not None:
+        wider = coarser(region.inner[inside])
+        before, after = region.inner[:inside], region.inner[inside + 1 :]
+        return wider and replace(region, inner=(*before, wider, *after))
+    if region.chunks <= 2:
+        return None
+    step = min(region.step * 2, -(-region.extent // 2))
+    return replace(region, step=step + -step % region.granule)

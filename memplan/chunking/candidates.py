@@ -201,7 +201,7 @@ def sweep(
             _hoist(land, i, wishes, hoisted)
             continue
         if wish.whole:
-            if not copies or len(copied) == MAX_COPIED or not _cheap(op):
+            if not copies or len(copied) == MAX_COPIED or not is_cheap(op):
                 _hoist(land, i, wishes, hoisted)
                 continue
             copied.add(op.name)
@@ -309,7 +309,7 @@ def _hoist(land: Landscape, i: int, wishes: dict[int, Wish], hoisted: set[int]) 
             wishes.setdefault(maker, Wish()).whole = True
 
 
-def _cheap(op: object) -> bool:
+def is_cheap(op: object) -> bool:
     return isinstance(op, Op) and not any(word in op.key for word in DEAR)
 
 

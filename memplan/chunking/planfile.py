@@ -88,6 +88,7 @@ def _loss_rows(outer: Table) -> dict[str, int]:
 
 
 def _region_json(region: Region) -> dict[str, Any]:
+    whole = {"whole": sorted(region.whole)} if region.whole else {}
     return {
         "slices": [
             [name, dim, *ratio.as_integer_ratio(), before, after, *[True] * total]
@@ -98,6 +99,7 @@ def _region_json(region: Region) -> dict[str, Any]:
         "copied": sorted(region.copied),
         "fresh": region.fresh,
         "inner": [_region_json(each) for each in region.inner],
+        **whole,
     }
 
 
@@ -125,17 +127,22 @@ def _region(outer: Table, value: object, name: str, depth: int) -> Region:
     slices = [_slice(table, i, piece) for i, piece in enumerate(table.rows("slices"))]
     if not slices or len(dict(slices)) < len(slices):
         raise table.error("slices", "must be slices, one of each of some operators")
-    copied = table.rows("copied")
-    table.check_texts(copied, lambda i: f"copied[{i}]")
     extent = table.integer("extent", 2)
     return Region(
         dict(slices),
         extent,
         table.integer("step", 1, extent),
-        frozenset(map(str, copied)),
+        _names(table, "copied"),
         _regions(table, "inner", depth + 1),
         fresh=table.flag("fresh"),
+        whole=_names(table, "whole") if "whole" in table.fields else frozenset(),
     )
+
+
+def _names(table: Table, key: str) -> frozenset[str]:
+    names = table.rows(key)
+    table.check_texts(names, lambda i: f"{key}[{i}]")
+    return frozenset(map(str, names))
 
 
 def _slice(table: Table, at: int, value: object) -> tuple[str, Slice]:

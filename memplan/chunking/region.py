@@ -67,6 +67,7 @@ class Region:
     inner: tuple[Region, ...] = field(default=())
     granule: int = 1
     fresh: bool = False
+    whole: frozenset[str] = frozenset()
 
     @property
     def chunks(self) -> int:
@@ -78,12 +79,18 @@ class Region:
         """Tells regions apart; members count in their order."""
         own = [tuple(self.slices.items()), self.extent, self.step, sorted(self.copied)]
         rest = [self.granule, self.fresh, [each.digest for each in self.inner]]
-        return hashlib.blake2b(repr((own, rest)).encode(), digest_size=16).digest()
+        mark = repr((own, rest, sorted(self.whole)))
+        return hashlib.blake2b(mark.encode(), digest_size=16).digest()
 
     @property
     def adds_up(self) -> bool:
         """Whether a member is added up over the iterations."""
         return any(piece.total for piece in self.slices.values())
+
+    @property
+    def inside(self) -> frozenset[str]:
+        """Members whose results are known only in the loop."""
+        return frozenset(self.slices) - self.copied | self.whole
 
 
 def inner_name(name: str) -> str:
@@ -128,10 +135,11 @@ class _Builder:
         self._old, self._region, self._inference = program, region, inference
         self._name = loop_name(region)
         self.operator = ""  # that is being added, or was last
+        names = region.slices.keys() | region.whole
         self._members = [
-            op for op in program.ops if isinstance(op, Op) and op.name in region.slices
+            op for op in program.ops if isinstance(op, Op) and op.name in names
         ]
-        if len(self._members) != len(region.slices):
+        if len(self._members) != len(names):
             raise NotLoopableError("a member is not there")
         first = region.step if 2 * region.step <= region.extent else 0
         ranges = {self._name: (first, min(region.extent, first + region.step))}
@@ -172,8 +180,7 @@ class _Builder:
 
     def _order(self) -> tuple[list[Step], list[Step]]:
         """The steps before the loop, and those after it."""
-        slices, copied = self._region.slices, self._region.copied
-        looped = {name for name in slices if name not in copied}
+        looped = self._region.inside
         needed = {
             name for op in self._members for name in op.operands() if name not in looped
         }
@@ -203,6 +210,9 @@ class _Builder:
     def _add(self, op: Op) -> None:
         """Add a member to the body, on slices of its operands."""
         self.operator = op.key
+        if op.name in self._region.whole:
+            self._add_whole(op)
+            return
         piece = self._region.slices[op.name]
         self._check_ends(op.name, piece)
         found = flow(call_of(self._old, op, self._name), piece)
@@ -231,6 +241,19 @@ class _Builder:
         if shapes(self._body.metas[made.name]) != expected:
             raise RegionError(f"{op.key} has another shape in the loop")
         self._moves(made.name, op.name, piece)
+
+    def _add_whole(self, op: Op) -> None:
+        """Add a member that every iteration computes whole."""
+        args, kwargs = mapped(
+            (op.args, op.kwargs),
+            lambda at: Ref(self._operand(at.name, None)) if isinstance(at, Ref) else at,
+        )
+        made = Op(inner_name(op.name), op.target, args, kwargs, op.line)
+        if made.name in self._old.metas:
+            raise NotLoopableError(f"{op.name} would have another value's name there")
+        self._enter(made)
+        if op.name in self._old.moving:
+            self._body.moving[made.name] = self._old.moving[op.name]
 
     def _add_total(self, op: Op, found: Accumulation, piece: Slice) -> None:
         """Add the operators that add a slice to a total, and note those that follow."""
@@ -273,7 +296,7 @@ class _Builder:
         if body.metas[inner][::2] != total[::2]:
             raise RegionError(f"{op.key} has another shape in the loop")
         start = mapped(found.start, lambda at: Ref(operands[place_of(at)]))
-        if (self._region.slices.keys() - self._region.copied) & {*refs(start)}:
+        if self._region.inside & {*refs(start)}:
             raise NotLoopableError(f"{op.name} begins with what the loop makes")
         body.totals[buffer] = inner
         self._totals.append(Total(inner, buffer, start, piece.dim))
@@ -317,6 +340,10 @@ class _Builder:
         held = self._region.slices.get(name)
         if held is not None and held.total:
             raise NotLoopableError(f"{name} is known only after the loop")
+        if name in self._region.whole:
+            if need is not None:
+                raise NotLoopableError(f"{name} is whole in the loop")
+            return inner_name(name)
         if need is None:
             if held is not None and name not in self._region.copied:
                 raise NotLoopableError(f"{name} is needed whole, and made in the loop")
@@ -382,8 +409,12 @@ class _Builder:
         wanted = {name for step in after for name in step.operands()}
         wanted.update(refs(self._old.outputs))
         found = []
+        if not wanted.isdisjoint(self._region.whole):
+            raise NotLoopableError("a member that stays inside is needed outside")
         for op in self._members:
-            held = self._region.slices[op.name]
+            held = self._region.slices.get(op.name)
+            if held is None:
+                continue
             if op.name not in wanted or op.name in self._region.copied or held.total:
                 continue
             meta = self._old.metas[op.name]

@@ -17,8 +17,9 @@ def elsewhere(program: Program, region: Region) -> Iterator[Region]:
     """
     ops = [op for op in program.ops if isinstance(op, Op)]
     place = {op.name: i for i, op in enumerate(ops)}
-    positions = [place[name] for name in region.slices if name in place]
-    if len(positions) != len(region.slices):
+    members = region.slices.keys() | region.whole
+    positions = [place[name] for name in members if name in place]
+    if len(positions) != len(members):
         return
     first, last = min(positions), max(positions)
     count = last - first + 1
@@ -32,7 +33,7 @@ def elsewhere(program: Program, region: Region) -> Iterator[Region]:
             _shape_of(ops, place, marks, at, at + i) == pattern[i] for i in range(count)
         ):
             by = at - first
-            moved = {name: ops[place[name] + by].name for name in region.slices}
+            moved = {name: ops[place[name] + by].name for name in members}
             yield _renamed(region, moved)
             at += count
         else:
@@ -47,6 +48,7 @@ def _renamed(region: Region, names: Mapping[str, str]) -> Region:
         slices={names.get(old, old): piece for old, piece in region.slices.items()},
         copied=frozenset(names.get(old, old) for old in region.copied),
         inner=tuple(_renamed(each, inside) for each in region.inner),
+        whole=frozenset(names.get(old, old) for old in region.whole),
     )
 
 

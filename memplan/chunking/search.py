@@ -14,9 +14,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Se
 from dataclasses import replace
 from heapq import nsmallest
 
-from memplan.chunking.around import around, finer
+from memplan.chunking.around import around, coarser, finer
 from memplan.chunking.buffers import displaced
 from memplan.chunking.candidates import Landscape
+from memplan.chunking.inward import inward
 from memplan.chunking.options import Effort
 from memplan.chunking.recompute import Base
 from memplan.chunking.region import Region, loop_name
@@ -25,10 +26,11 @@ from memplan.chunking.timing import Costs
 from memplan.chunking.trial import Digest, Trial, Trials, digest, mark, marks
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import profile
-from memplan.graph.program import Op, Program
+from memplan.graph.program import Loop, Op, Program
 
 ONWARD = 4  # trials made of one
 PAIRS = 10_000  # candidates with their weights that are kept for other budgets
+LARGE = 1 / 32  # of a peak, for what a loop computes itself
 CHEAP = 0.1  # of a run, that a trial may take in addition so that no other is searched
 
 
@@ -232,12 +234,38 @@ class Search:
         if outside < budget:
             for smaller in finer(region, (budget - outside) / max(1, own.peak)):
                 yield _with(regions, index, smaller)
-            room, body = budget - outside, step.body
-            if not region.adds_up:  # their iterations would multiply
+            if not region.adds_up or region.whole:  # iterations would multiply
                 inner = (*where, step.name)
-                for more in self._moves(body, region.inner, inner, room):
+                room = budget - outside
+                for more in self._moves(step.body, region.inner, inner, room):
                     yield _with(regions, index, replace(region, inner=more))
-        yield from self._wider(program, regions, index, budget)
+        if not program.ranges:
+            yield from self._inward(program, step, regions, index, budget)
+            yield from self._wider(program, regions, index, budget)
+
+    def _inward(
+        self,
+        program: Program,
+        loop: Loop,
+        regions: tuple[Region, ...],
+        index: int,
+        budget: int,
+    ) -> Iterator[tuple[Region, ...]]:
+        """The regions with the one at the peak computing more itself, in a loop."""
+        region = regions[index]
+        least = int(LARGE * max(self.start.peak, 1))
+        for taken in inward(program, loop, least) if not region.whole else ():
+            more = _with(regions, index, replace(region, whole=taken))
+            made = self._made(self.start, more)
+            if made is None:
+                continue
+            at = [step.name for step in made.program.ops].index(loop.name)
+            body, own = made.program.ops[at], made.profile.inner[at]
+            assert isinstance(body, Loop) and own is not None
+            room = budget - made.profile.live[at] + own.peak
+            where = (*_where(more), loop.name)
+            for inner in self._moves(body.body, region.inner, where, max(1, room)):
+                yield _with(more, index, replace(more[index], inner=inner))
 
     def _around(
         self, program: Program, peak: int, budget: int, where: Where
@@ -253,8 +281,6 @@ class Search:
         self, program: Program, regions: tuple[Region, ...], index: int, budget: int
     ) -> Iterator[tuple[Region, ...]]:
         """The regions with the one at the peak replaced by another."""
-        if program.ranges:
-            return
         others = regions[:index] + regions[index + 1 :]
         made = self._made(self.start, others)
         if made is None:
@@ -283,25 +309,34 @@ class Search:
 
     def _coarser(self, trial: Trial, budget: int) -> Trial:
         """The trial with fewer chunks, as far as the budget allows; equal regions, as
-        of a model's layers, change together."""
+        of a model's layers, change together. Inner loops, which run most often, first.
+        """
         best = trial
         alike: dict[object, list[int]] = {}
         for i, region in enumerate(trial.regions):
-            key = region.extent, region.step, tuple(region.slices.values())
+            inner = tuple((each.extent, each.step) for each in region.inner)
+            key = region.extent, region.step, tuple(region.slices.values()), inner
             alike.setdefault(key, []).append(i)
         for places in alike.values():
-            while (region := best.regions[places[0]]).chunks > 2:
-                step = min(region.step * 2, -(-region.extent // 2))
-                step += -step % region.granule
-                regions = best.regions
-                for i in places:
-                    wider = replace(regions[i], step=step)
-                    regions = _with(regions, i, wider)
-                made = self._made(best, regions)
-                if made is None or made.peak > budget or made.seconds > best.seconds:
-                    break
-                best = made
+            for at in (*range(len(best.regions[places[0]].inner)), None):
+                while (made := self._wider_steps(best, places, at)) is not None:
+                    if made.peak > budget or made.seconds > best.seconds:
+                        break
+                    best = made
         return best
+
+    def _wider_steps(
+        self, trial: Trial, places: list[int], inside: int | None
+    ) -> Trial | None:
+        """The trial with steps twice as large in some regions, or in an inner region of
+        each."""
+        regions = trial.regions
+        for i in places:
+            wider = coarser(regions[i], inside)
+            if wider is None:
+                return None
+            regions = _with(regions, i, wider)
+        return self._made(trial, regions)
 
 
 def _where(regions: tuple[Region, ...]) -> Where:

@@ -316,7 +316,7 @@ def same_operators(of: Part | Trial, old: Program, new: Program) -> bool:
     """
     before, now = _operators(old), _operators(new)
     wanted = {name for region in of.regions for name in region.slices}
-    wanted.update(of.again)
+    wanted.update(*(region.whole for region in of.regions), of.again)
     return all(before[name] == now.get(name) for name in wanted & before.keys())
 
 

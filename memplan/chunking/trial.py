@@ -188,4 +188,5 @@ def mark(region: Region) -> str:
     inner = ",".join(map(mark, region.inner))
     first = next(iter(region.slices.items()))
     last = list(region.slices.items())[-1]
-    return f"{first}{last}{len(region.slices)}/{region.step}{region.fresh}[{inner}]"
+    flags = f"{region.step}{region.fresh}{sorted(region.whole)}"
+    return f"{first}{last}{len(region.slices)}/{flags}[{inner}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections import Counter
@@ -22,6 +23,7 @@ from memplan.chunking.candidates import (
 from memplan.chunking.canonical import rejoined
 from memplan.chunking.code import compiled, source
 from memplan.chunking.extensions import extended
+from memplan.chunking.inward import inward
 from memplan.chunking.region import NotLoopableError, Region, RegionError, chunked
 from memplan.chunking.rules.flow import RULES
 from memplan.graph.check import relative_error, tolerance_of
@@ -47,6 +49,7 @@ class Tally:
 
     loops: int = 0
     inside: int = 0
+    taken: int = 0
     keys: set[str] = field(default_factory=set)
     undecided: int = 0
     not_loopable: Counter[str] = field(default_factory=Counter)
@@ -92,8 +95,34 @@ class Checked:
         members = [op for op in self.program.ops if op.name in region.slices]
         self._tally.keys.update(op.key for op in members if isinstance(op, Op))
         self._compare(made, f"{region}")
+        taken = self._taken(made, region, random)
         more = random.random() < ONWARD
-        return 1 + (self._onward(made, region, random) if more else 0)
+        return 1 + taken + (self._onward(made, region, random) if more else 0)
+
+    def _taken(self, program: Program, region: Region, random: Random) -> int:
+        """Compare the loop where it computes more itself, and with a loop in that; the
+        number compared."""
+        loop = next(each for each in program.ops if isinstance(each, Loop))
+        compared = 0
+        for whole in itertools.islice(inward(program, loop, 1), 2):
+            more = replace(region, whole=whole)
+            made = self._built(self.program, more)
+            if made is None:
+                continue
+            self._compare(made, f"{more}")
+            compared += 1
+            body = next(each for each in made.ops if isinstance(each, Loop)).body
+            takes = {f"{name}_i" for name in whole}
+            rows = [each for each in self._regions(body) if takes & each.slices.keys()]
+            if rows:
+                deeper = replace(more, inner=(random.choice(rows),))
+                made = self._built(self.program, deeper)
+                if made is not None:
+                    self._compare(made, f"{deeper}")
+                    compared += 1
+                    self._tally.inside += 1
+        self._tally.taken += compared
+        return compared
 
     def _onward(self, program: Program, region: Region, random: Random) -> int:
         """Compare a loop within the loop, or beside it; the number compared."""
