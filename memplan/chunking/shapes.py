@@ -181,6 +181,8 @@ class OtherSizes:
             except InputError as error:
                 why = error
         form = Form.of(inputs)
+        if form.same:
+            raise NotExportableError("some arguments are one tensor")
         dims = open_dims(self._first, form)
         shapes = [
             shapes

@@ -16,7 +16,7 @@ from memplan.compiling.report import CompilePlan
 from memplan.compiling.schedule import DEFAULTS, Choices, Schedule, scheduled
 from memplan.errors import MemplanError, UsageError
 from memplan.graph.arenas import ArenaPool, Slab
-from memplan.graph.call import Form, Inputs, UnsupportedCallError, key_of
+from memplan.graph.call import Form, Inputs, UnsupportedCallError, key_of, repeats
 from memplan.graph.capture import Target
 from memplan.graph.check import lying_as
 from memplan.graph.execute import Tape
@@ -180,6 +180,8 @@ def kinds_of(inputs: Inputs) -> Kinds | None:
     if inputs.kwargs or torch.is_autocast_enabled("cpu"):
         return None
     kinds = tuple(map(_kind, inputs.args))
+    if same := repeats(inputs.args):
+        kinds = (*kinds, same)
     return kinds if all(kinds) else None  # type: ignore[return-value]
 
 

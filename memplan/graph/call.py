@@ -52,10 +52,14 @@ class Inputs:
         return [leaf for leaf in self.leaves() if isinstance(leaf, Tensor)]
 
     def with_tensors(self, values: Sequence[object]) -> Inputs:
-        """The same inputs with other tensors, in the order of the leaves."""
+        """The same inputs with other tensors, in the order of the leaves. Where one is
+        given twice, so is the first of its values."""
         leaves, nest = tree_flatten((self.args, self.kwargs))
-        given = iter(values)
-        changed = [next(given) if isinstance(x, Tensor) else x for x in leaves]
+        given, made = iter(values), dict[int, object]()
+        changed = [
+            made.setdefault(id(x), next(given)) if isinstance(x, Tensor) else x
+            for x in leaves
+        ]
         return Inputs(*tree_unflatten(changed, nest))
 
     def run(self, model: Callable[..., object]) -> object:
@@ -169,7 +173,17 @@ def key_of(inputs: Inputs) -> tuple[object, list[Tensor]]:
         else:
             kind = type(leaf).__name__
             raise UnsupportedCallError(f"one of its arguments is a {kind}")
+    kinds.append(repeats(tensors))
     return (nest, tuple(kinds), torch.get_num_threads()), tensors
+
+
+def repeats(values: Sequence[object]) -> tuple[int, ...]:
+    """Of each of some tensors, the place of the first that is the very same; () if no
+    two are. A model may ask whether one argument is another, as attention does."""
+    if len(values) < 2 or len(set(map(id, values))) == len(values):
+        return ()
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(each), i) for i, each in enumerate(values))
 
 
 def order_of(tensor: Tensor) -> object:
@@ -194,30 +208,33 @@ class Form:
 
     nest: how the arguments nest. leaves: the Kind of each tensor, the text of each
     other value. autocast: the device that it applies to and its dtype; () without it.
+    same: which tensors are given more than once, as `repeats` has it.
     """
 
     nest: TreeSpec
     leaves: tuple[Kind | str, ...]
     autocast: tuple[str, torch.dtype] | tuple[()]
+    same: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, inputs: Inputs) -> Form:
         """The form of inputs as they are, under today's autocast."""
         leaves, nest = tree_flatten((inputs.args, inputs.kwargs))
-        kinds = (
+        kinds = tuple(
             Kind.of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves
         )
+        same = repeats([leaf for leaf in leaves if isinstance(leaf, Tensor)])
         for device in ("cuda", "cpu"):
             if torch.is_autocast_enabled(device):
                 dtype = torch.get_autocast_dtype(device)
-                return cls(nest, tuple(kinds), (device, dtype))
-        return cls(nest, tuple(kinds), ())
+                return cls(nest, kinds, (device, dtype), same)
+        return cls(nest, kinds, (), same)
 
     def __deepcopy__(self, memo: object) -> Form:
         return self  # it never changes
 
     def alike(self, other: Form) -> bool:
-        """Whether they differ in sizes at most."""
+        """Whether they differ at most in sizes, and in which tensors are the same."""
         return self._without_sizes() == other._without_sizes()
 
     def _without_sizes(self) -> Form:
@@ -225,7 +242,7 @@ class Form:
             each._replace(shape=(len(each.shape),)) if isinstance(each, Kind) else each
             for each in self.leaves
         )
-        return replace(self, leaves=tuple(kinds))
+        return replace(self, leaves=tuple(kinds), same=())
 
     def within(self, other: Form) -> bool:
         """Whether no size is above that of `other`, which is alike."""
@@ -244,5 +261,7 @@ class Form:
         for mine, theirs in zip(self.leaves, other.leaves, strict=True):
             if mine != theirs:
                 return f"for {mine}, not {theirs}"
+        if self.same != other.same:
+            return "with other arguments that are one tensor"
         now, then = (" to ".join(map(str, each.autocast)) for each in (other, self))
         return f"with autocast {then or 'off'}, not {now or 'off'}"

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from memplan.errors import InputError
-from memplan.graph.call import Inputs
+from memplan.graph.call import Inputs, repeats
 from memplan.graph.nest import leaves_of, objects_of, overlapping, unknown
 from memplan.graph.reach import Attributes
 
@@ -87,11 +87,14 @@ def _of_finite(left: Tensor, right: Tensor, least: float) -> float:
 
 def other_inputs(inputs: list[object], seed: int) -> list[object]:
     """Inputs of the same shapes and layouts with other values: noise for floating-point
-    tensors, the same values in another order for others, which may be indices."""
+    tensors, the same values in another order for others, which may be indices. A tensor
+    that is given twice is one again."""
     generator = torch.Generator().manual_seed(seed)
-    changed = []
-    for value in inputs:
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+    changed: list[object] = []
+    for value, first in zip(inputs, repeats(inputs) or range(len(inputs)), strict=True):
+        if first < len(changed):
+            changed.append(changed[first])
+        elif not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             changed.append(value)
         elif value.is_floating_point():
             noise = torch.randn(value.shape, generator=generator)
