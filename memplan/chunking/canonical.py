@@ -163,7 +163,7 @@ def parted(program: Program, inference: Inference) -> Program:
     last is used, and no slice of heads is a window of the whole. Separate products give
     the same numbers, each with memory of its own.
     """
-    makers, users = _ends(program)
+    makers, users = ends_of(program)
     given = set(refs(program.outputs))
     parts: dict[str, list[Op]] = {}  # by the product in whose place they stand
     gone: set[str] = set()
@@ -181,7 +181,7 @@ def parted(program: Program, inference: Inference) -> Program:
     return rewritten(program, inference, change)
 
 
-def _ends(program: Program) -> tuple[dict[str, Op], dict[str, list[Op]]]:
+def ends_of(program: Program) -> tuple[dict[str, Op], dict[str, list[Op]]]:
     """The operator that makes each value, and those that take it."""
     makers: dict[str, Op] = {}
     users: dict[str, list[Op]] = {}
@@ -315,7 +315,7 @@ def with_parts_of_groups(program: Program, inference: Inference) -> Program:
     """The program with one product for each part, if a product's features are only
     reshaped to groups, [..., G, H, D], and each group is selected, as queries, keys and
     values are."""
-    makers, users = _ends(program)
+    makers, users = ends_of(program)
     given = set(refs(program.outputs))
 
     def only_user(name: str) -> Op | None:
@@ -406,7 +406,7 @@ def _passes(op: Op) -> list[Op] | None:
 
 def with_losses(program: Program, inference: Inference) -> Program:
     """The program with losses of classes as a sum of one for each target."""
-    makers, _ = _ends(program)
+    makers, _ = ends_of(program)
     return rewritten(program, inference, lambda op: losses_apart(program, op, makers))
 
 

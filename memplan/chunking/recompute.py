@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from memplan.chunking.region import NotLoopableError
+from memplan.chunking.selections import selected_first
 from memplan.chunking.timing import multiplications
 from memplan.graph.liveness import Beside, follow, lifetimes, profile, roots_of
 from memplan.graph.lower import without_dead
@@ -69,18 +70,24 @@ def bases(
     beside: Beside = temporaries,
     limiting: Callable[[], Set[str]] = frozenset,
 ) -> Iterator[Base]:
-    """The program itself, then with one more value after the other computed again.
+    """The program itself, then with large values made where they are selected from,
+    then with one more value after the other computed again.
 
     limiting: the storages that are live where loops leave the last base's peak, the
     first to be computed again. Else values that are a good part of the peak, and that
     are kept while much is live. Only what takes little arithmetic. beside: bytes that
     operators need of their own.
     """
-    base: Base | None = Base(program)
     whole = max(1, sum(multiplications(program, op) for op in program.ops))
+    base: Base | None = Base(program)
+    changed, names = selected_first(program)
+    if names:
+        yield Base(program)
+        base = Base(changed, names)
     while base is not None:
         yield base
-        more = len({name.replace(AGAIN, "") for name in base.again}) < MOST
+        again = {name.replace(AGAIN, "") for name in base.again}
+        more = len(again.difference(names)) < MOST
         base = _with_one_more(base, whole, beside, limiting()) if more else None
 
 
@@ -135,11 +142,16 @@ def _once_more(program: Program, name: str) -> Recompute | None:
 
 
 def again(program: Program, names: Iterable[str]) -> Program:
-    """The program with some values computed again, one after the other.
+    """The program with some values computed again, one after the other; those that are
+    only selected from, where they are.
 
     Raises NotLoopableError for one that cannot be.
     """
+    names = list(names)
+    program, done = selected_first(program, names)
     for name in names:
+        if name in done:
+            continue
         known = {each.name: each for each in recomputable(program)}
         if name not in known:
             raise NotLoopableError(f"{name} cannot be computed again")

@@ -139,7 +139,11 @@ class Workbench:
     def _new(self, trials: Mapping[str, Trial], limit: int) -> Chunked | None:
         self._progress("measuring")
         targets = {target.path: target for target in self.exports.targets}
-        changed = {path: trial for path, trial in trials.items() if trial.regions}
+        changed = {
+            path: trial
+            for path, trial in trials.items()
+            if trial.regions or trial.again
+        }
         plan = self._plan(limit, {path: each.program for path, each in trials.items()})
         plan = replace(
             plan,

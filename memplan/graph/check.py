@@ -430,7 +430,8 @@ class _Rounding(TorchDispatchMode):  # type: ignore[misc]
             return result
         if any(map(_is_floating, tree_leaves((args, kwargs)))):
             for value in filter(_is_floating, tree_leaves(result)):
-                self._change(name, value)
+                for part in value.unbind() if value.is_nested else (value,):
+                    self._change(name, part)
         return result
 
     def _change(self, name: str, value: Tensor) -> None:

@@ -66,3 +66,17 @@ def test_rounding_may_decide_which_results_there_are() -> None:
     x = torch.ones(2)
     assert scales(lambda: [(x,)], [(x, x)]) == [[0.0, 0.0]]
     assert scales(lambda: [(x, x.to_sparse())], [(x, x.to_sparse())]) == [[0.0, 0.0]]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_roundings_in_nested_tensors() -> None:
+    x = torch.randn(2, 8, 4).exp()
+    mask = torch.ones(2, 8, dtype=torch.bool)
+    mask[1, 5:] = False
+
+    def run() -> list[Any]:
+        nested = torch._nested_tensor_from_mask(x, mask)
+        return [torch.nested.to_padded_tensor(nested * 3.1, 0.0)]
+
+    (scale,) = scales(run, [run()])[0]
+    assert 0 < scale < 1e-5
