@@ -185,7 +185,7 @@ class _Chunking:
         if wanted.least:
             module, fast = descent.least()
             if module is None:
-                return bench.unchanged(self._before, "no plan needs less")
+                return bench.unchanged(self._before, "none found needs less")
             limit = bench.peak(module)
         else:
             module, fast = descent.found_within(limit)

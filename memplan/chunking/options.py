@@ -173,7 +173,7 @@ def too_large(
     if results > limit:
         where += f" (the results alone take {format_bytes(results)})"
     if floor >= before:
-        found = f"no plan needs less than the {format_bytes(before)} of the model"
+        found = f"none found needs less than the {format_bytes(before)} of the model"
         floor = before
     else:
         found = f"the lowest found is {format_bytes(floor)}"

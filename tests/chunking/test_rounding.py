@@ -59,7 +59,7 @@ def test_errors_are_found(
 
     monkeypatch.setattr(Chunk, "__call__", wrong)
     model, x = cancels(signal)
-    with pytest.raises(BudgetError, match="no plan needs less"):
+    with pytest.raises(BudgetError, match="none found needs less"):
         memplan.chunk(model, x, "40%", options=ANY)
 
 
