@@ -7,7 +7,7 @@ as large as a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -25,7 +25,7 @@ SELECTS = {"aten.select", "aten.slice"}
 
 
 def selected_first(
-    program: Program, only: Iterable[str] | None = None
+    program: Program, only: Collection[str] | None = None
 ) -> tuple[Program, tuple[str, ...]]:
     """The program with selections before element-wise operators whose large results are
     only selected from, without overlaps; and the values that it then does not make.
@@ -35,17 +35,26 @@ def selected_first(
     """
     inference, gone = Inference(), list[str]()
     while found := _found(program, *ends_of(program), only):
+        new = rewritten(program, inference, lambda op: found.get(op.name))
+        if any(_kind(new, name) != _kind(program, name) for name in found):
+            break  # torch takes tensors of one element for numbers of any type
         gone += [name for name, ops in found.items() if not ops]
-        program = rewritten(program, inference, lambda op: found.get(op.name))
+        program = new
     made = {op.name for op in program.ops}
     return program, tuple(name for name in gone if name not in made)
+
+
+def _kind(program: Program, name: str) -> object:
+    """A value's shape and type."""
+    meta = program.metas[name]
+    return (meta.shape, meta.dtype) if isinstance(meta, Meta) else None
 
 
 def _found(
     program: Program,
     makers: Mapping[str, Op],
     users: Mapping[str, list[Op]],
-    only: Iterable[str] | None,
+    only: Collection[str] | None,
 ) -> dict[str, list[Op]]:
     """What stands in the place of some operators: nothing in that of element-wise ones
     whose large results are only selected from, without overlaps, and of the selections;
@@ -76,10 +85,11 @@ def _found(
         if owned.get(op.name, 0) < least if only is None else op.name not in only:
             continue
         takers = users.get(op.name, [])
-        if not _is_elementwise(program, op) or not _are_apart(program, op, takers):
+        if not _are_apart(program, op, takers) or not _is_elementwise(program, op):
             continue
         firsts = [
-            each if each.name in given else users[each.name][0] for each in takers
+            each if each.name in given else users.get(each.name, [each])[0]
+            for each in takers
         ]
         until = max(place[each.name] for each in firsts)
         roots = {root for name in read(op) for root in roots_of(program, name)}
@@ -134,8 +144,8 @@ def _window(op: Op, size: int) -> range:
 def _selected(program: Program, op: Op, taker: Op) -> list[Op]:
     """The operator on a selection of its operands, under the selection's name."""
     shape = program.metas[op.name].shape
-    _, _, *rest = taker.args
-    out = Slice(arguments_of(taker)["dim"] % len(shape))
+    _, dim, *rest = arguments_of(taker).values()
+    out = Slice(dim % len(shape))
     made: dict[str, Op] = {}
 
     def operand(ref: Argument) -> Argument:
@@ -143,14 +153,13 @@ def _selected(program: Program, op: Op, taker: Op) -> list[Op]:
             return ref
         own = program.metas[ref.name].shape
         aligned = broadcast(out, len(shape), own)
-        dim = out.dim - (len(shape) - len(own))
-        if aligned is None and (dim < 0 or taker.key == "aten.slice"):
+        along = out.dim - (len(shape) - len(own))
+        if aligned is None and (along < 0 or taker.key == "aten.slice"):
             return ref
         if ref.name not in made:
             name, where = f"{taker.name}_{ref.name}", rest if aligned else [0]
             target = torch.ops.aten.select.int if aligned is None else taker.target
-            args = (ref, dim, *where)
-            made[ref.name] = Op(name, target, args, taker.kwargs, taker.line)
+            made[ref.name] = Op(name, target, (ref, along, *where), {}, taker.line)
         return Ref(made[ref.name].name)
 
     args, kwargs = mapped((op.args, op.kwargs), operand)

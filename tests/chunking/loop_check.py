@@ -104,7 +104,7 @@ class Checked:
         number compared."""
         loop = next(each for each in program.ops if isinstance(each, Loop))
         compared = 0
-        for whole in itertools.islice(inward(program, loop, 1), 2):
+        for whole in itertools.islice(inward(program, loop, 1), 1):
             more = replace(region, whole=whole)
             made = self._built(self.program, more)
             if made is None:
