@@ -79,15 +79,14 @@ def bases(
     operators need of their own.
     """
     whole = max(1, sum(multiplications(program, op) for op in program.ops))
-    base: Base | None = Base(program)
-    changed, names = selected_first(program)
+    names = selected_first(program)[1]
     if names:
         yield Base(program)
-        base = Base(changed, names)
+    base: Base | None = Base(again(program, names), names)
     while base is not None:
         yield base
-        again = {name.replace(AGAIN, "") for name in base.again}
-        more = len(again.difference(names)) < MOST
+        values = {name.replace(AGAIN, "") for name in base.again}
+        more = len(values.difference(names)) < MOST
         base = _with_one_more(base, whole, beside, limiting()) if more else None
 
 

@@ -7,7 +7,7 @@ as large as a step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -34,78 +34,107 @@ def selected_first(
     have to wait for it. Else where those that wait take half of the result, at most.
     """
     inference, gone = Inference(), list[str]()
-    while found := _found(program, *ends_of(program), only):
-        new = rewritten(program, inference, lambda op: found.get(op.name))
-        if any(_kind(new, name) != _kind(program, name) for name in found):
-            break  # torch takes tensors of one element for numbers of any type
-        gone += [name for name, ops in found.items() if not ops]
-        program = new
-    made = {op.name for op in program.ops}
-    return program, tuple(name for name in gone if name not in made)
+    own = {op.name for op in program.ops}
+    while pairs := _pairs(program, own, only):
+        program = _with(program, pairs, inference)
+        gone += [op.name for op, _ in pairs]
+        own.difference_update(
+            gone, (each.name for _, takers in pairs for each in takers)
+        )
+    return program, tuple(gone)
 
 
-def _kind(program: Program, name: str) -> object:
-    """A value's shape and type."""
-    meta = program.metas[name]
-    return (meta.shape, meta.dtype) if isinstance(meta, Meta) else None
-
-
-def _found(
-    program: Program,
-    makers: Mapping[str, Op],
-    users: Mapping[str, list[Op]],
-    only: Collection[str] | None,
-) -> dict[str, list[Op]]:
-    """What stands in the place of some operators: nothing in that of element-wise ones
-    whose large results are only selected from, without overlaps, and of the selections;
-    before their first users, the operator on what they select from its operands. {} if
-    there are none."""
+def _pairs(
+    program: Program, own: Collection[str], only: Collection[str] | None
+) -> list[tuple[Op, list[Op]]]:
+    """Operators, of those named, and the selections that they can come after."""
+    makers, users = ends_of(program)
     last, owned = lifetimes(program)
     least = LARGE * profile(program).peak
     place = {op.name: i for i, op in enumerate(program.ops)}
     given = set(refs(program.outputs))
-    found: dict[str, list[Op]] = {}
-    late: dict[str, list[Op]] = {}  # before the first user of each selection
-
-    def read(op: Op) -> Iterator[str]:
-        """What has to be there for it, if selections come before such operators behind
-        it, too."""
-        for name in op.operands():
-            behind = makers.get(name)
-            alike = program.metas[name] == program.metas[op.name]
-            alone = users[name] == [op]
-            if behind and alike and alone and _is_elementwise(program, behind):
-                yield from read(behind)
-            else:
-                yield name
-
-    for op in program.ops:
-        if not isinstance(op, Op) or op.name in given:
-            continue
-        if owned.get(op.name, 0) < least if only is None else op.name not in only:
-            continue
+    strided = {
+        root
+        for op in makers.values()
+        if op.key == "aten.as_strided"
+        for root in roots_of(program, op.name)
+    }
+    found = []
+    for op in makers.values():
         takers = users.get(op.name, [])
-        if not _are_apart(program, op, takers) or not _is_elementwise(program, op):
+        if op.name in given or op.name in strided or op.name not in own:
             continue
-        firsts = [
-            each if each.name in given else users.get(each.name, [each])[0]
-            for each in takers
-        ]
-        until = max(place[each.name] for each in firsts)
-        roots = {root for name in read(op) for root in roots_of(program, name)}
-        waits = sum(owned.get(root, 0) for root in roots if last.get(root, 0) < until)
-        if only is None and 2 * waits > owned[op.name]:
+        if only is not None and op.name not in only:
             continue
-        found[op.name] = []
-        for taker, first in zip(takers, firsts, strict=True):
-            found[taker.name] = []
-            late.setdefault(first.name, []).extend(_selected(program, op, taker))
-    for name, ops in late.items():
-        found[name] = [*ops, *found.get(name, [makers[name]])]
+        if not _are_apart(program, op, takers) or not _takes_parts(program, op):
+            continue
+        if only is None:
+            small = min(program.metas[each.name].elements for each in takers) < LEAST
+            until = max(place[each.name] for each in _firsts(takers, users, given))
+            roots = {
+                root
+                for name in _read(program, op, makers, users)
+                for root in roots_of(program, name)
+            }
+            waits = sum(
+                owned.get(each, 0) for each in roots if last.get(each, 0) < until
+            )
+            size = owned[op.name]
+            if small or size < least or 2 * waits > size:
+                continue
+        found.append((op, takers))
     return found
 
 
-def _is_elementwise(program: Program, op: Op) -> bool:
+def _firsts(
+    takers: Sequence[Op], users: Mapping[str, list[Op]], given: Collection[str]
+) -> list[Op]:
+    """Where the result of each selection is made: at its first user."""
+    return [
+        each if each.name in given else users.get(each.name, [each])[0]
+        for each in takers
+    ]
+
+
+def _read(
+    program: Program, op: Op, makers: Mapping[str, Op], users: Mapping[str, list[Op]]
+) -> list[str]:
+    """What has to be there for an operator, if selections come before such operators
+    behind it, too."""
+    found, rest = [], [*op.operands()]
+    while rest:
+        name = rest.pop()
+        behind = makers.get(name)
+        alike = program.metas[name] == program.metas[op.name]
+        if behind and alike and len(users[name]) == 1 and _is_plain(program, behind):
+            rest += behind.operands()
+        else:
+            found.append(name)
+    return found
+
+
+def _with(
+    program: Program, pairs: Sequence[tuple[Op, list[Op]]], inference: Inference
+) -> Program:
+    """The program with these operators, on selections of their operands, before the
+    first users of the selections."""
+    makers, users = ends_of(program)
+    given, taken = set(refs(program.outputs)), set(program.metas)
+    found: dict[str, list[Op]] = {op.name: [] for op, _ in pairs}
+    late: dict[str, list[Op]] = {}
+    for op, takers in pairs:
+        firsts = _firsts(takers, users, given)
+        for taker, first in zip(takers, firsts, strict=True):
+            found[taker.name] = []
+            made = _selected(program, op, taker, taken)
+            late.setdefault(first.name, []).extend(made)
+    for name, ops in late.items():
+        found[name] = [*ops, *found.get(name, [makers[name]])]
+    return rewritten(program, inference, lambda op: found.get(op.name))
+
+
+def _is_plain(program: Program, op: Op) -> bool:
+    """Whether it is an element-wise operator with a result of its own."""
     meta = program.metas[op.name]
     return (
         RULES.get(op.key) is elementwise
@@ -117,7 +146,7 @@ def _is_elementwise(program: Program, op: Op) -> bool:
 
 
 def _are_apart(program: Program, op: Op, takers: Sequence[Op]) -> bool:
-    """Whether all users select along one dimension, each other elements, and many."""
+    """Whether all users select along one dimension, each other elements."""
     if len(takers) < 2 or any(each.key not in SELECTS for each in takers):
         return False
     shape = program.metas[op.name].shape
@@ -127,10 +156,20 @@ def _are_apart(program: Program, op: Op, takers: Sequence[Op]) -> bool:
     seen: set[int] = set()
     for each in takers:
         window = _window(each, size)
-        if not seen.isdisjoint(window) or program.metas[each.name].elements < LEAST:
+        if not seen.isdisjoint(window):
             return False
         seen.update(window)
     return True
+
+
+def _takes_parts(program: Program, op: Op) -> bool:
+    """Whether an operator makes the same of selections from its operands. Of one that
+    then has no dimension torch would take the type to matter less."""
+    if not _is_plain(program, op):
+        return False
+    metas = [program.metas[name] for name in op.operands()]
+    same = len({meta.dtype for meta in metas}) <= 1
+    return same or not any(len(meta.shape) == 1 for meta in metas)
 
 
 def _window(op: Op, size: int) -> range:
@@ -141,8 +180,9 @@ def _window(op: Op, size: int) -> range:
     return range(size)[slice(given["start"], given["end"], given["step"])]
 
 
-def _selected(program: Program, op: Op, taker: Op) -> list[Op]:
-    """The operator on a selection of its operands, under the selection's name."""
+def _selected(program: Program, op: Op, taker: Op, taken: set[str]) -> list[Op]:
+    """The operator on a selection of its operands, under the selection's name. taken:
+    names that others have; it grows."""
     shape = program.metas[op.name].shape
     _, dim, *rest = arguments_of(taker).values()
     out = Slice(dim % len(shape))
@@ -158,6 +198,9 @@ def _selected(program: Program, op: Op, taker: Op) -> list[Op]:
             return ref
         if ref.name not in made:
             name, where = f"{taker.name}_{ref.name}", rest if aligned else [0]
+            while name in taken:
+                name += "_"
+            taken.add(name)
             target = torch.ops.aten.select.int if aligned is None else taker.target
             made[ref.name] = Op(name, target, (ref, along, *where), {}, taker.line)
         return Ref(made[ref.name].name)

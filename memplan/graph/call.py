@@ -234,7 +234,7 @@ class Form:
         return self  # it never changes
 
     def alike(self, other: Form) -> bool:
-        """Whether they differ at most in sizes, and in which tensors are the same."""
+        """Whether they differ in sizes at most."""
         return self._without_sizes() == other._without_sizes()
 
     def _without_sizes(self) -> Form:
@@ -242,7 +242,7 @@ class Form:
             each._replace(shape=(len(each.shape),)) if isinstance(each, Kind) else each
             for each in self.leaves
         )
-        return replace(self, leaves=tuple(kinds), same=())
+        return replace(self, leaves=tuple(kinds))
 
     def within(self, other: Form) -> bool:
         """Whether no size is above that of `other`, which is alike."""

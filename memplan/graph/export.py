@@ -8,11 +8,13 @@ import logging
 import operator
 import re
 import signal
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from memplan.errors import InputError
@@ -26,6 +28,14 @@ if TYPE_CHECKING:
 Sizes = list[tuple["Tensor", set[int]]]  # dimensions of inputs
 
 EXPORT_SECONDS = 150.0  # an unrolled scan of long sequences takes for ever
+SOON = 0.002  # seconds until the next try to stop
+# Torch's own modules in which an export may be stopped.
+BETWEEN = (
+    "torch.fx.interpreter",
+    "torch.fx.node",
+    "torch.fx.graph",
+    "torch.utils._sympy",
+)
 
 
 class NotExportableError(InputError):
@@ -220,14 +230,32 @@ class _TimeUpError(BaseException):
     """Not an Exception, so that nothing in between takes it for a failed trial."""
 
 
+def _may_stop(frame: FrameType | None) -> bool:
+    """Whether an exception may be raised in a frame: in the model's code, in sympy's,
+    or between the operators of a graph, but not while a context begins or ends, as the
+    stacks of torch's modes would then stay as they are."""
+    module = frame.f_globals.get("__name__", "") if frame else ""
+    package = module.partition(".")[0]
+    foreign = package not in {"torch", "memplan", *sys.stdlib_module_names}
+    if not foreign and not module.startswith(BETWEEN):
+        return False
+    while frame is not None:
+        if frame.f_code.co_name in {"__enter__", "__exit__", "__del__"}:
+            return False
+        frame = frame.f_back
+    return True
+
+
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def stop(*_: object) -> None:
-        raise _TimeUpError
+    def stop(_: int, frame: FrameType | None) -> None:
+        if _may_stop(frame):
+            raise _TimeUpError
+        signal.setitimer(signal.ITIMER_REAL, SOON)
 
     # The program's own timer stops first: if it rang now, that would be `stop`'s.
     left, every = signal.setitimer(signal.ITIMER_REAL, 0)

@@ -60,8 +60,6 @@ class OpenTarget:
         form = Form.of(inputs)
         if not form.alike(self.form):
             raise NotExportableError("these inputs differ in more than sizes")
-        if form.same != self.form.same:
-            raise NotExportableError("other arguments are one tensor")
         exported = sized(self.exported, inputs.tensors())
         program = change(lower(exported, inference), inference)
         given = "", self.module, exported, program, form, self.rebuild

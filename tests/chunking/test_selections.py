@@ -127,6 +127,60 @@ def test_where_nothing_changes(function: Callable[..., Any]) -> None:
     assert selected_first(program) == (program, ())
 
 
+W = torch.arange(3)
+
+
+@pytest.mark.parametrize("operator", ["mul", "eq"])
+def test_an_operand_that_becomes_a_number_keeps_its_type(operator: str) -> None:
+    def function(x: Any) -> Any:
+        y = getattr(torch, operator)(x[:, None], W)
+        return y[:, 0], y[:, 1], y[:, 2]
+
+    x = torch.arange(4096)
+    same, _ = lowered(function, x)
+    other, _ = lowered(function, x.int())
+    assert len(selected_first(same)[1]) == 1
+    assert selected_first(other) == (other, ())
+
+
+def twice(x: Any) -> Any:
+    """Selections of what is made of selections."""
+    first, second = outer(x).split(8, 1)
+    return tuple((first * second.exp()).unbind(1))
+
+
+@pytest.mark.parametrize("function", [scan, twice])
+def test_it_can_be_done_again(function: Callable[[Any], Any]) -> None:
+    x = torch.randn((CHANNELS, STEPS) if function is scan else (64, 1, 256))
+    program, inference = lowered(function, x)
+    program = with_slices(program, inference)
+    made, names = selected_first(program)
+    assert names and len(set(names)) == len(names)
+    repeated, same = selected_first(program, names)
+    assert set(same) == set(names)
+    assert {op.name for op in repeated.ops} == {op.name for op in made.ops}
+    few = x[: len(x) // 8]
+    if function is twice:
+        small, inference = lowered(function, few)
+        small = with_slices(small, inference)
+        assert len(selected_first(small)[1]) < len(names)  # some parts are small
+        again, _ = selected_first(small, names)
+        assert [op.name for op in again.ops] == [op.name for op in repeated.ops]
+
+
+def test_names_that_others_have_are_not_used() -> None:
+    def function(x: Any, select_x: Any) -> Any:
+        y = x * torch.ones(16, 256).sin()
+        return y[0] + select_x, y[1]
+
+    x = torch.randn(64, 1, 256)
+    program, _ = lowered(lambda x: function(x, x.sum()), x)
+    program.metas["select_x"] = program.metas[program.inputs[0]]
+    made, _ = selected_first(program)
+    names = [op.name for op in made.ops]
+    assert "select_x" not in names and "select_x_" in names
+
+
 class Scan(nn.Module):
     def forward(self, x: Any) -> Any:
         return scan(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator
@@ -69,3 +70,20 @@ def test_without_an_alarm_none_is_left(rang: threading.Event) -> None:
     exported(lambda: None, 100)
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert not rang.is_set()
+
+
+class Deep(torch.nn.Module):
+    """Runs so many operators that its export can be stopped in most of torch's code."""
+
+    def forward(self, x: Any) -> Any:
+        for _ in range(20):
+            x = torch.relu(x @ x.T @ x).sin() + x.mean(0)
+        return x
+
+
+def test_a_stopped_export_leaves_torch_as_it_was() -> None:
+    x = torch.ones(3, 3)
+    for seconds in (0.003, 0.01, 0.03, 0.06, 0.1, 0.15):
+        with contextlib.suppress(NotExportableError):
+            export(Deep(), (x,), {}, seconds, sizes=[(torch.ones(3, 3), {0})])
+        assert export(Deep(), (x,), {}).signature
