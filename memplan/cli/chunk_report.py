@@ -98,7 +98,7 @@ class ChunkResult:
         if plan.peak_after and chunked:
             rows.append(("peak is", _peak(plan.peak_after)))
         if again := [name for part in plan.parts for name in part.again]:
-            rows.append(("run twice", f"what makes {', '.join(again)}"))
+            rows += show.unkept(again)
         rows.append(("search", format_seconds(plan.search_seconds)))
         for defect, count in plan.internal_errors.items():
             rows.append(("internal error", f"dropped {count} regions: {defect}"))

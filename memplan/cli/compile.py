@@ -253,7 +253,7 @@ def _front(name: str, found: Front, json_: bool) -> None:
         figures = [budget_of(plan.bytes_after), share, f"{plan.slowdown:.2f}"]
         counts = [f"{plan.loops:,}", f"{len(plan.again):,}"]
         rows.append([f"plan {number}", *figures, *counts])
-    columns = ("", "activations", "share", "time", "loops", "run twice")
+    columns = ("", "activations", "share", "time", "loops", "not kept")
     title = f"memplan: {name}, {format_seconds(seconds)} a call, and the measured "
     title += "plans that no other beats"
     show.table(title, columns, rows)
@@ -394,7 +394,7 @@ def _report(name: str, plan: CompilePlan, holds_outputs: bool) -> None:
     asking = [f"{count} × {key}" for key, count in (plan.asking or {}).items()]
     rows += show.listed("torch allocates", asking) if asking else []
     if plan.again:
-        rows.append(("run twice", f"what makes {', '.join(plan.again)}"))
+        rows += show.unkept(plan.again)
     before, after = map(format_seconds, (plan.seconds_before, plan.seconds_after))
     rows += [
         ("time", f"{before} before, {after} after, ratio {plan.slowdown:.2f}"),

@@ -20,6 +20,7 @@ import click
 from memplan.formats.plain import plain
 from memplan.text import printable
 
+_MOST_NAMES = 12  # of values, in a list
 _NAMES = 17  # columns of a fact's name
 _LEAST_FIRST, _LEAST_OTHER = 24, 12  # characters, of a column that is folded
 _ENDS = "/._ "  # a line of a folded text ends with one of these
@@ -84,6 +85,13 @@ def listed(name: str, parts: Sequence[str]) -> list[tuple[str, str]]:
         else:
             lines[-1] += f", {part}"
     return [(name if i == 0 else "", text) for i, text in enumerate(lines)]
+
+
+def unkept(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The fact of which values a plan computes where they are used."""
+    more = len(names) - _MOST_NAMES
+    rest = [f"and {more:,} more"] if more > 0 else []
+    return listed("not kept", [*names[:_MOST_NAMES], *rest])
 
 
 def table(

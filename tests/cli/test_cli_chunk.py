@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import memplan  # noqa: E402
 from memplan.chunking.search import Search  # noqa: E402
 from memplan.chunking.timing import Machine  # noqa: E402
+from memplan.cli import show  # noqa: E402
 from memplan.cli.chunk_report import MOST_OF_LINE, place  # noqa: E402
 from tests.cli.conftest import Command, OnModel, Said  # noqa: E402
 
@@ -251,3 +252,9 @@ def test_debug_shows_where(chunk: Command, monkeypatch: pytest.MonkeyPatch) -> N
 def test_places_are_cut_from_the_left_if_they_must_be() -> None:
     fits = "x" * MOST_OF_LINE
     assert (place(fits), place("ab" + fits)) == (fits, "…" + fits[1:])
+
+
+def test_values_that_are_not_kept_are_named() -> None:
+    assert show.unkept(["exp", "mul"]) == [("not kept", "exp, mul")]
+    lines = show.unkept([f"mul_{i}" for i in range(40)])
+    assert lines[0][0] == "not kept" and lines[-1][1].endswith("and 28 more")

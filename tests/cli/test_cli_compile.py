@@ -70,7 +70,7 @@ def test_the_front_is_a_table(compiled: Command) -> None:
     title, head, own, *rows = said.out.splitlines()
     assert title.startswith("memplan: Attention, ")
     assert title.endswith(" a call, and the measured plans that no other beats")
-    assert head.split() == ["activations", "share", "time", "loops", "run", "twice"]
+    assert head.split() == ["activations", "share", "time", "loops", "not", "kept"]
     assert "100 %" in own
     assert "1.00" in own
     assert rows
