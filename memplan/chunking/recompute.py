@@ -147,7 +147,9 @@ def again(program: Program, names: Iterable[str]) -> Program:
     Raises NotLoopableError for one that cannot be.
     """
     names = list(names)
-    program, done = selected_first(program, names)
+    done: tuple[str, ...] = ()
+    if names:
+        program, done = selected_first(program, names)
     for name in names:
         if name in done:
             continue

@@ -45,13 +45,10 @@ def selected_first(
 
 
 def _pairs(
-    program: Program, own: Collection[str], only: Collection[str] | None
+    program: Program, own: set[str], only: Collection[str] | None
 ) -> list[tuple[Op, list[Op]]]:
     """Operators, of those named, and the selections that they can come after."""
     makers, users = ends_of(program)
-    last, owned = lifetimes(program)
-    least = LARGE * profile(program).peak
-    place = {op.name: i for i, op in enumerate(program.ops)}
     given = set(refs(program.outputs))
     strided = {
         root
@@ -59,30 +56,41 @@ def _pairs(
         if op.key == "aten.as_strided"
         for root in roots_of(program, op.name)
     }
+    wanted = (own if only is None else own & set(only)) - given - strided
+    found = [
+        (makers[name], users[name])
+        for name in makers
+        if name in wanted
+        and _are_apart(program, makers[name], users.get(name, []))
+        and _takes_parts(program, makers[name])
+    ]
+    return found if only is not None else _worthwhile(program, found, makers, users)
+
+
+def _worthwhile(
+    program: Program,
+    pairs: list[tuple[Op, list[Op]]],
+    makers: Mapping[str, Op],
+    users: Mapping[str, list[Op]],
+) -> list[tuple[Op, list[Op]]]:
+    """Those whose results are large, also in parts, and whose operands take little
+    where they have to wait."""
+    if not pairs:
+        return []
+    last, owned = lifetimes(program)
+    least = LARGE * profile(program).peak
+    place = {op.name: i for i, op in enumerate(program.ops)}
+    given = set(refs(program.outputs))
     found = []
-    for op in makers.values():
-        takers = users.get(op.name, [])
-        if op.name in given or op.name in strided or op.name not in own:
-            continue
-        if only is not None and op.name not in only:
-            continue
-        if not _are_apart(program, op, takers) or not _takes_parts(program, op):
-            continue
-        if only is None:
-            small = min(program.metas[each.name].elements for each in takers) < LEAST
-            until = max(place[each.name] for each in _firsts(takers, users, given))
-            roots = {
-                root
-                for name in _read(program, op, makers, users)
-                for root in roots_of(program, name)
-            }
-            waits = sum(
-                owned.get(each, 0) for each in roots if last.get(each, 0) < until
-            )
-            size = owned[op.name]
-            if small or size < least or 2 * waits > size:
-                continue
-        found.append((op, takers))
+    for op, takers in pairs:
+        small = min(program.metas[each.name].elements for each in takers) < LEAST
+        until = max(place[each.name] for each in _firsts(takers, users, given))
+        read = _read(program, op, makers, users)
+        roots = {root for name in read for root in roots_of(program, name)}
+        waits = sum(owned.get(each, 0) for each in roots if last.get(each, 0) < until)
+        size = owned[op.name]
+        if not small and size >= least and 2 * waits <= size:
+            found.append((op, takers))
     return found
 
 
