@@ -50,10 +50,26 @@ class Groups:
         if _state.has_versions(self._groups, self._versions):
             return True
         now = _state.versions(self._groups)  # before, as other threads may change them
-        if not (_state.has_keys(self._keys) and _state.holds(self._rows)):
+        if not (self._has_keys() and _state.holds(self._rows)):
             return False
         self._versions = now
         return True
+
+    def _has_keys(self) -> bool:
+        """Whether the keys are as they were, but for what torch.compile marks."""
+        if _state.has_keys(self._keys):
+            return True
+        now = [(group, tuple(group)) for group, _ in self._keys]
+        pairs = zip(now, self._keys, strict=True)
+        if any(_unmarked(new) != _unmarked(old) for (_, new), (_, old) in pairs):
+            return False
+        self._keys = now
+        return True
+
+
+def _unmarked(names: tuple[str, ...]) -> tuple[str, ...]:
+    # torch.compile(model) sets it on the model, which then is what it was.
+    return tuple(name for name in names if name != "_is_torch_compile")
 
 
 class Types:

@@ -180,6 +180,21 @@ def test_a_plain_model_is_not_left_alone(verb: str) -> None:
         assert module.memplan.status.startswith(verb)
 
 
+@pytest.mark.parametrize("verb", ["chunk", "compile"])
+def test_a_model_that_torch_compile_is_given_stays_what_it_was(verb: str) -> None:
+    case = Case(called)
+    model = case.model()
+    module = VERBS[verb](model, case.inputs)
+    with warnings.catch_warnings(record=True), torch.no_grad():
+        warnings.simplefilter("always")
+        torch.compile(model)  # marks it
+    with torch.no_grad():
+        module(case.inputs)
+        model.mine = True
+        with pytest.warns(UserWarning, match=f"memplan.{verb}: the model runs"):
+            module(case.inputs)
+
+
 def states_kept() -> Any:
     return (
         torch.get_rng_state().tolist(),
