@@ -22,6 +22,11 @@ from memplan.native import _state
 MOST = 20_000  # objects that are looked at, beside a model's own modules
 WHOLE = 1 << 16  # bytes of an array that are compared; of larger ones, so many thrice
 
+# Whose hooks put hidden states and attentions where the forward that returns them is.
+COLLECTING = {"transformers.utils.output_capturing"}
+# transformers' mark of a module with such hooks, and that of a model that was given to
+# torch.compile.
+MARKS = {"_output_capturing_hooks_installed", "_is_torch_compile"}
 SEQUENCES = (list, set, deque, OrderedDict, bytearray)  # of which no version is known
 Group = dict[Any, Any]
 
@@ -56,20 +61,23 @@ class Groups:
         return True
 
     def _has_keys(self) -> bool:
-        """Whether the keys are as they were, but for what torch.compile marks."""
+        """Whether the keys are as they were, besides those of marks and their hooks."""
         if _state.has_keys(self._keys):
             return True
         now = [(group, tuple(group)) for group, _ in self._keys]
-        pairs = zip(now, self._keys, strict=True)
-        if any(_unmarked(new) != _unmarked(old) for (_, new), (_, old) in pairs):
-            return False
+        for (group, new), (_, old) in zip(now, self._keys, strict=True):
+            if [key for key in new if not is_mark(key, group[key])] != [
+                key for key in old if not is_mark(key, group.get(key))
+            ]:
+                return False
         self._keys = now
         return True
 
 
-def _unmarked(names: tuple[str, ...]) -> tuple[str, ...]:
-    # torch.compile(model) sets it on the model, which then is what it was.
-    return tuple(name for name in names if name != "_is_torch_compile")
+def is_mark(name: object, value: object) -> bool:
+    """Whether what libraries add to a model, as a hook or an attribute, leaves it what
+    it was."""
+    return name in MARKS or getattr(value, "__module__", "") in COLLECTING
 
 
 class Types:

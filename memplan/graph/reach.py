@@ -15,8 +15,9 @@ import numpy as np
 from torch import Generator, Tensor, from_numpy, nn
 
 from memplan.graph.call import Inputs
+from memplan.graph.contents import is_mark
 from memplan.graph.nest import PLAIN, RECORDS, is_library, slots_of
-from memplan.graph.weights import COLLECTING, has_hooks, stands_for
+from memplan.graph.weights import has_hooks, stands_for
 
 MOST = 20_000  # objects that are looked at
 CONTAINERS = (OrderedDict, dict, list, set, deque)
@@ -30,7 +31,6 @@ UNSEEN = {
     if "forward" not in name and name not in {"training", "_parameters", "_buffers"}
 } - {"_modules", "_non_persistent_buffers_set"}
 
-HOOKED = "_output_capturing_hooks_installed"  # transformers' mark of a module
 
 Held = dict[object, object]
 
@@ -59,10 +59,9 @@ class _Place:
         and the mark that they are there."""
         now = self.now()
         added = {key: each for key, each in now.items() if key not in self.then}
-        return all(
-            key == HOOKED or getattr(each, "__module__", "") in COLLECTING
-            for key, each in added.items()
-        ) and not any(_differ(now.get(key), each) for key, each in self.then.items())
+        return all(is_mark(key, each) for key, each in added.items()) and not any(
+            _differ(now.get(key), each) for key, each in self.then.items()
+        )
 
 
 class Attributes:

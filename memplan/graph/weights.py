@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from memplan.graph.contents import Contents, Groups, Types, is_watched, marks, row
+from memplan.graph.contents import (
+    COLLECTING,
+    Contents,
+    Groups,
+    Types,
+    is_watched,
+    marks,
+    row,
+)
 from memplan.graph.nest import Kind
 from memplan.graph.numbers import NONE, Numbers
 from memplan.native import _state
@@ -53,10 +61,6 @@ class Weights(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         raise TypeError("weights are looked up by name")
-
-
-# Whose hooks put hidden states and attentions where the forward that returns them is.
-COLLECTING = {"transformers.utils.output_capturing"}
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
