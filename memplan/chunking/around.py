@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from memplan.chunking.candidates import Candidate, Landscape, Weight, ends, sweep, weigh
 from memplan.chunking.extensions import extended
+from memplan.chunking.far import far
 from memplan.chunking.options import Effort
 from memplan.chunking.region import Region
 
@@ -52,6 +53,8 @@ def _weighed(
             for each in sweep(land, last, end, first, copies)
             if wanted in each.slices and each.first <= peak
         ]
+        if not totals:
+            land.weighed[key] += far(land, peak, reach)
     return [
         (each, weight._replace(covered=land.covered(each.first, each.last, budget)))
         for each, weight in land.weighed[key]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import lcm, prod
@@ -93,6 +94,19 @@ class Landscape:
         # Candidates around a position with their weights, for any budget.
         self.weighed: dict[object, list[tuple[Candidate, Weight]]] = {}
         self._over: tuple[int, list[int]] = (-1, [])
+        # Those that reach far, by where they end.
+        self.far: dict[int, list[tuple[Candidate, Weight]]] = {}
+
+    @functools.cached_property
+    def waiting(self) -> list[int]:
+        """Before each operator and after the last, bytes that were made and are needed
+        later."""
+        change = [0] * (len(self.program.ops) + 1)
+        for root, size in self.owned.items():
+            change[self.root_uses[root][0] + 1] += size
+            if root not in self.given:
+                change[self.last[root] + 1] -= size
+        return list(accumulate(change))
 
     @property
     def candidates(self) -> int:
@@ -171,7 +185,12 @@ def ends(
 
 
 def sweep(
-    land: Landscape, last: int, end: Slice, first: int, copies: bool
+    land: Landscape,
+    last: int,
+    end: Slice,
+    first: int,
+    copies: bool,
+    within: Collection[int] = (),
 ) -> Iterator[Candidate]:
     """Regions that end with the slice `end` of the operator's result at `last`.
 
@@ -179,6 +198,7 @@ def sweep(
     position `first`. Each operator that can be sliced begins a candidate. Operators
     that cannot, or whose users need different slices, run whole before the loop.
     copies: only regions in which cheap operators that are needed both ways run twice.
+    within: only the widest regions that begin at or after one of these positions.
     """
     ops = land.program.ops
     wishes = {last: Wish([end])}
@@ -187,7 +207,22 @@ def sweep(
     hoisted: set[int] = set()
     granule = 1
     extent = land.extent(last, end)
+    begins = last
+
+    def candidate() -> Candidate:
+        return Candidate(
+            begins,
+            last,
+            dict(reversed(slices.items())),
+            frozenset(copied),
+            frozenset(hoisted),
+            extent,
+            granule,
+        )
+
     for i in range(last, first - 1, -1):
+        if i + 1 in within and (copied or not copies):
+            yield candidate()
         wish = wishes.pop(i, None)
         if wish is None:
             continue
@@ -207,31 +242,19 @@ def sweep(
             copied.add(op.name)
             _hoist(land, i, wishes, hoisted)
         slices = _with_member(land, slices, op, piece, last)
+        begins = i
         ratios = [need.ratio.denominator for need in found.needs if need is not None]
         granule = lcm(granule, *ratios)
-        for name, need in zip(land.takes[i], found.needs, strict=True):
-            maker = land.maker.get(name)
-            if maker is None:
-                continue
-            behind = wishes.setdefault(maker, Wish())
-            if need is None:
-                behind.whole = True
-            elif need not in behind.slices:
-                behind.slices.append(need)
+        _want(land, i, found, wishes)
         # A loop can write over what dies in it if it makes the views of it itself.
         root = land.program.roots[op.name]
         dies = root in land.owned and land.last[root] <= last
         shared = any(len(land.users[name]) > 1 for name in land.takes[i])
-        if (land.made[i] or (dies and shared)) and (copied or not copies):
-            yield Candidate(
-                i,
-                last,
-                dict(reversed(slices.items())),
-                frozenset(copied),
-                frozenset(hoisted),
-                extent,
-                granule,
-            )
+        starts = (land.made[i] or (dies and shared)) and not within
+        if starts and (copied or not copies):
+            yield candidate()
+    if first in within and (copied or not copies):
+        yield candidate()
 
 
 def _with_member(
@@ -298,6 +321,19 @@ def whole_ends(found: Flow, extent: int) -> bool:
     return all(
         need is None or (extent * need.ratio).denominator == 1 for need in found.needs
     )
+
+
+def _want(land: Landscape, i: int, found: Flow, wishes: dict[int, Wish]) -> None:
+    """Note what the operator at `i` needs of the values that it takes."""
+    for name, need in zip(land.takes[i], found.needs, strict=True):
+        maker = land.maker.get(name)
+        if maker is None:
+            continue
+        behind = wishes.setdefault(maker, Wish())
+        if need is None:
+            behind.whole = True
+        elif need not in behind.slices:
+            behind.slices.append(need)
 
 
 def _hoist(land: Landscape, i: int, wishes: dict[int, Wish], hoisted: set[int]) -> None:
