@@ -101,12 +101,11 @@ class Landscape:
     def waiting(self) -> list[int]:
         """Before each operator and after the last, bytes that were made and are needed
         later."""
-        change = [0] * (len(self.program.ops) + 1)
+        change = [0] * (len(self.program.ops) + 2)
         for root, size in self.owned.items():
             change[self.root_uses[root][0] + 1] += size
-            if root not in self.given:
-                change[self.last[root] + 1] -= size
-        return list(accumulate(change))
+            change[self.last[root] + 1] -= size  # past the end, if it is a result
+        return list(accumulate(change[:-1]))
 
     @property
     def candidates(self) -> int:
@@ -198,7 +197,8 @@ def sweep(
     position `first`. Each operator that can be sliced begins a candidate. Operators
     that cannot, or whose users need different slices, run whole before the loop.
     copies: only regions in which cheap operators that are needed both ways run twice.
-    within: only the widest regions that begin at or after one of these positions.
+    within: only the widest regions that begin at or after one of these positions, or
+    at the next before that makes something.
     """
     ops = land.program.ops
     wishes = {last: Wish([end])}
@@ -220,8 +220,11 @@ def sweep(
             granule,
         )
 
+    due = False
     for i in range(last, first - 1, -1):
-        if i + 1 in within and (copied or not copies):
+        due = due or i + 1 in within
+        if due and land.made[begins] and (copied or not copies):
+            due = False
             yield candidate()
         wish = wishes.pop(i, None)
         if wish is None:
@@ -253,7 +256,7 @@ def sweep(
         starts = (land.made[i] or (dies and shared)) and not within
         if starts and (copied or not copies):
             yield candidate()
-    if first in within and (copied or not copies):
+    if first in within and land.made[begins] and (copied or not copies):
         yield candidate()
 
 

@@ -7,7 +7,6 @@ new peak until nothing exceeds the budget.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
@@ -86,9 +85,8 @@ class Search:
         given = list(dict.fromkeys((self.start, self.best)))
         self.done = [each for each in given if each.peak <= budget]
         for self._fair in (False, True):
-            self._extend(given, budget, stop)
-            cheapest = min((each.seconds for each in self.done), default=math.inf)
-            if cheapest <= CHEAP * self._whole:
+            self._extend(given, budget, stop, slow)
+            if self._has_cheap(slow):
                 break
         distinct = {marks(each): each for each in self.done}
         found: dict[Digest, Trial] = {}
@@ -107,7 +105,16 @@ class Search:
             lambda trial: (trial.digest in slow, trial.seconds),
         )
 
-    def _extend(self, given: Sequence[Trial], budget: int, stop: float) -> None:
+    def _has_cheap(self, slow: Set[Digest]) -> bool:
+        """Whether one of those within the budget is so fast that no other is needed."""
+        return any(
+            each.seconds <= CHEAP * self._whole and each.digest not in slow
+            for each in self.done
+        )
+
+    def _extend(
+        self, given: Sequence[Trial], budget: int, stop: float, slow: Set[Digest]
+    ) -> None:
         """Add trials within the budget, made of those given, to `done`."""
         done: list[Trial] = []
         left = [each for each in given if each.peak > budget]  # not gone on from
@@ -129,7 +136,7 @@ class Search:
                             self.done.append(each)
                         else:
                             found[mark] = each
-            if len(done) >= self._effort.wanted:
+            if len(done) >= self._effort.wanted or self._has_cheap(slow):
                 break
             beam = self._kept(list(found.values()), budget, self._effort.width)
             if beam:
@@ -159,19 +166,19 @@ class Search:
         return self._kept(found, budget, ONWARD)
 
     def _kept(self, trials: list[Trial], budget: int, count: int) -> list[Trial]:
-        """The best trials: one of them the nearest to the budget, whatever time it
-        takes, as dear regions may save many. Of those that need the same memory, the
-        fastest: most differ in an operator that hardly counts."""
+        """The best trials, with the fastest within the budget, and of the others the
+        nearest to it, whatever time it takes, as dear regions may save many. Of those
+        that need the same memory, the fastest: most differ in an operator that hardly
+        counts."""
         needs: dict[tuple[int, int], Trial] = {}
         for each in sorted(trials, key=lambda each: self._key(each, budget)):
             needs.setdefault((each.excess(budget), each.peak), each)
         ranked = list(needs.values())
         best, rest = ranked[: count - 1], ranked[count - 1 :]
-        over = (each for each in rest if each.peak > budget)
-        near = min(
-            over, key=lambda each: (each.excess(budget), each.peak), default=None
-        )
-        return best if near is None else [*best, near]
+        within = [each for each in rest if each.peak <= budget]
+        over = [each for each in rest if each.peak > budget]
+        near = sorted(over, key=lambda each: (each.excess(budget), each.peak))
+        return [*best, *within[:1], *near[:1]]
 
     def _finer(self, trial: Trial, found: Trial, budget: int) -> Trial:
         """`found`, made of `trial`, with more chunks of its last region, as far as the

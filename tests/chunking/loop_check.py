@@ -23,6 +23,7 @@ from memplan.chunking.candidates import (
 from memplan.chunking.canonical import rejoined
 from memplan.chunking.code import compiled, source
 from memplan.chunking.extensions import extended
+from memplan.chunking.far import far
 from memplan.chunking.inward import inward
 from memplan.chunking.region import NotLoopableError, Region, RegionError, chunked
 from memplan.chunking.rules.flow import RULES
@@ -236,6 +237,9 @@ def _candidates(land: Landscape) -> Iterator[Candidate]:
                 wider = extended(land, one, weigh(land, one), 1)
                 if wider is not None:
                     yield wider[0]
+    for at, op in enumerate(land.program.ops):
+        if isinstance(op, Op):
+            yield from (one for one, _ in far(land, at, 0) if one.first == at)
 
 
 def steps(one: Candidate) -> list[int]:
