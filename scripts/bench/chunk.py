@@ -82,7 +82,9 @@ def contenders(
     found: dict[str, Chunked] = {}
     for budget in args.budgets or case.budgets:
         try:
-            options = ChunkOptions(max_slowdown=args.max_slowdown)
+            options = ChunkOptions(
+                max_slowdown=args.max_slowdown, time_limit=args.time_limit
+            )
             found[budget] = chunk(model, inputs, budget, options=options)
         except BudgetError as error:
             if error.closest is not None:
@@ -132,6 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-slowdown", type=float, help="at which a plan is refused, as in 1.1"
     )
+    parser.add_argument("--time-limit", type=float, help="s of a search")
 
 
 SUITE = Suite(
