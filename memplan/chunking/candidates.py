@@ -322,7 +322,8 @@ def _sliced(
 def whole_ends(found: Flow, extent: int) -> bool:
     """Whether the end of the loop is the end of an element in every operand."""
     return all(
-        need is None or (extent * need.ratio).denominator == 1 for need in found.needs
+        need is None or extent * need.ratio.numerator % need.ratio.denominator == 0
+        for need in found.needs
     )
 
 

@@ -307,9 +307,9 @@ class _Builder:
             body.moving[buffer] = moving
 
     def _check_ends(self, name: str, piece: Slice) -> None:
-        region = self._region
+        region, ratio = self._region, piece.ratio
         for end in (region.extent, region.step):
-            if (end * piece.ratio).denominator != 1:
+            if end * ratio.numerator % ratio.denominator:
                 raise NotLoopableError(f"{name} is cut within an element")
 
     def _moves(self, inner: str, outer: str, piece: Slice) -> None:
