@@ -126,6 +126,7 @@ class Search:
                     break
                 beam, left = left[:1], left[1:]
             found: dict[frozenset[str], Trial] = {}
+            ready = self._has_cheap(slow)  # then others beside it are the last
             for trial in beam:
                 for each in self._onward(trial, budget, stop):
                     mark = marks(each)
@@ -136,7 +137,7 @@ class Search:
                             self.done.append(each)
                         else:
                             found[mark] = each
-            if len(done) >= self._effort.wanted or self._has_cheap(slow):
+            if len(done) >= self._effort.wanted or ready:
                 break
             beam = self._kept(list(found.values()), budget, self._effort.width)
             if beam:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,12 +14,17 @@ def one_thread() -> Iterator[None]:
     """The tensors are too small to share out, and the search goes by constants that are
     the same everywhere."""
     torch = pytest.importorskip("torch")
+    from torch.export import exported_program
+
     from memplan.chunking.timing import Machine
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memplan.chunking.chunk.calibrated", lambda device: Machine())
+        # Every export lists torch's operators, which takes longer than a small model.
+        listed = functools.cache(exported_program._collect_all_valid_cia_ops)
+        patch.setattr(exported_program, "_collect_all_valid_cia_ops", listed)
         yield
     torch.set_num_threads(threads)
 
