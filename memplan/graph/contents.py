@@ -66,9 +66,11 @@ class Groups:
             return True
         now = [(group, tuple(group)) for group, _ in self._keys]
         for (group, new), (_, old) in zip(now, self._keys, strict=True):
-            if [key for key in new if not is_mark(key, group[key])] != [
-                key for key in old if not is_mark(key, group.get(key))
-            ]:
+            kept = [
+                [key for key in keys if not is_mark(key, group.get(key))]
+                for keys in (old, new)
+            ]
+            if kept[0] != kept[1]:
                 return False
         self._keys = now
         return True
@@ -77,7 +79,9 @@ class Groups:
 def is_mark(name: object, value: object) -> bool:
     """Whether what libraries add to a model, as a hook or an attribute, leaves it what
     it was."""
-    return name in MARKS or getattr(value, "__module__", "") in COLLECTING
+    if isinstance(value, types.FunctionType):
+        return value.__module__ in COLLECTING
+    return name in MARKS
 
 
 class Types:
