@@ -238,6 +238,8 @@ def _descend(
             part = functools.partial(capture, path=where)
             reason = _exported(exports, child, calls[where], change, part)
             if reason is None:
+                if not exports.targets[-1].program.ops:
+                    exports.targets.pop()  # it hands on what it is given
                 continue
             exports.left_alone[where] = reason
         _descend(exports, child, where, calls, change)

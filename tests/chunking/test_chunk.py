@@ -19,6 +19,8 @@ import memplan  # noqa: E402
 from memplan.chunking import workbench  # noqa: E402
 from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
 from memplan.errors import InputError, UsageError  # noqa: E402
+from memplan.graph.call import Signature  # noqa: E402
+from memplan.graph.capture import export_parts  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
 from memplan.graph.measure import activation_peak  # noqa: E402
 from tests.chunking import models  # noqa: E402
@@ -352,3 +354,26 @@ def test_arguments_that_make_no_sense() -> None:
         memplan.chunk(model, torch.randn(1, 5, 5), "20%")
     with pytest.raises(InputError, match=r"input 0 is on meta and norm\.weight on cpu"):
         memplan.chunk(model, x.to("meta"), "20%")
+
+
+class Counting(nn.Module):
+    """Only its parts can be exported; two of them hand on what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Identity(), nn.Dropout()
+        layers = nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 16)
+        self.inside, self.calls = nn.Sequential(*layers), 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return self.after(self.inside(self.before(x)))
+
+
+def test_parts_without_operators_are_no_parts() -> None:
+    model, x = Counting().eval(), torch.randn(3, 101, 16)
+    exports = export_parts(model, Signature().arranged(model, (x,), {}))
+    assert [each.path for each in exports.targets] == ["inside"]
+    assert list(exports.left_alone) == [""]
+    module = memplan.chunk(model, (x,), "40%", options=ANY)
+    assert [each.path for each in module.memplan.parts] == ["inside"]
