@@ -46,6 +46,7 @@ class Groups:
         self._rows = [(group, name, group[name]) for group, name in named]
         self._rows += [(group, *item) for group in whole for item in group.items()]
         self._keys = [(group, tuple(group)) for group in (*whole, *keys)]
+        self._own = [_own_keys(group) for group, _ in self._keys]
         held = [*whole, *keys, *(group for group, _ in named)]
         self._groups = list({id(each): each for each in held}.values())
         self._versions = _state.versions(self._groups)
@@ -61,27 +62,33 @@ class Groups:
         return True
 
     def _has_keys(self) -> bool:
-        """Whether the keys are as they were, besides those of marks and their hooks."""
+        """Whether the keys are as they were, besides those of marks."""
         if _state.has_keys(self._keys):
             return True
         now = [(group, tuple(group)) for group, _ in self._keys]
-        for (group, new), (_, old) in zip(now, self._keys, strict=True):
-            kept = [
-                [key for key in keys if not is_mark(key, group.get(key))]
-                for keys in (old, new)
-            ]
-            if kept[0] != kept[1]:
-                return False
+        if [_own_keys(group) for group, _ in now] != self._own:
+            return False
         self._keys = now
         return True
 
 
-def is_mark(name: object, value: object) -> bool:
-    """Whether what libraries add to a model, as a hook or an attribute, leaves it what
-    it was."""
-    if isinstance(value, types.FunctionType):
-        return value.__module__ in COLLECTING
-    return name in MARKS
+def _own_keys(group: Group) -> list[Any]:
+    return [key for key, value in [*group.items()] if not is_mark(key, value)]
+
+
+def is_mark(key: object, value: object) -> bool:
+    """Whether an item among a module's attributes or hooks is one that libraries add to
+    a model, which leaves it what it was."""
+    if isinstance(key, int):
+        return is_collecting(value)
+    return key in MARKS and value is True
+
+
+def is_collecting(hook: object) -> bool:
+    """Whether a hook is a part of the model's forward, which uses what it collects."""
+    if not isinstance(hook, types.FunctionType):
+        return False
+    return hook.__globals__.get("__name__") in COLLECTING  # those around it have others
 
 
 class Types:

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from memplan.graph.contents import (
-    COLLECTING,
+    MARKS,
     Contents,
     Groups,
     Types,
+    is_collecting,
     is_watched,
     marks,
     row,
@@ -69,7 +70,7 @@ def has_hooks(module: torch.nn.Module) -> bool:
     if not module._forward_hooks and not module._forward_pre_hooks:
         return False
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return any(getattr(hook, "__module__", "") not in COLLECTING for hook in hooks)
+    return not all(map(is_collecting, hooks))
 
 
 def stands_for(module: torch.nn.Module) -> torch.nn.Module | None:
@@ -262,8 +263,8 @@ class _Modules:
         )
 
 
-# Attributes that all modules have.
-_COMMON = vars(torch.nn.Module()).keys()
+# Attributes that all modules have, or get from libraries.
+_COMMON = vars(torch.nn.Module()).keys() | MARKS
 
 
 def _lying(tensor: torch.Tensor) -> tuple[Kind, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -43,15 +44,17 @@ class Writes(nn.Module):
         return self.inside(x)
 
 
+def noise() -> Any:
+    return torch.randn(3, 101, 16)
+
+
 FOUND: list[Any] = []
 MARK = "_output_capturing_hooks_installed"
 
 
-def collect(module: Any, args: Any, result: Any) -> None:
-    FOUND.append(result)
-
-
-collect.__module__ = "transformers.utils.output_capturing"
+THERE = {"__name__": "transformers.utils.output_capturing", "FOUND": FOUND}
+exec("def collect(module, args, result): FOUND.append(result)", THERE)
+collect: Any = THERE["collect"]
 
 
 class Collecting(nn.Module):
@@ -101,6 +104,45 @@ def test_hooks_that_a_forward_collects_results_by(verb: str, called: bool) -> No
         # The model may only now have got its hooks; it did not become another.
         assert relative_error(expected, module(x)) <= 1e-5
     assert sum(len(each._forward_hooks) for each in model.modules()) == 3
+
+
+def test_hooks_that_collect_come_and_go() -> None:
+    model, x = nn.Sequential(nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 16)), noise()
+    module = small(model.eval(), x)
+    with torch.no_grad():
+        for _ in range(2):
+            handle = model[1].register_forward_hook(collect)
+            module(x)
+            handle.remove()
+            module(x)
+        assert not FOUND  # the model itself did not run
+
+
+@functools.wraps(collect)
+def around(module: Any, args: Any = (), result: Any = None) -> Any:
+    """As a hook, and as a forward, which is given a tensor alone."""
+    return (module if result is None else result) + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model[1].register_forward_hook(around),
+        lambda model: setattr(model, "forward", around),
+        lambda model: setattr(model[1], "forward", around),
+        lambda model: setattr(model, "mine", collect),
+        lambda model: setattr(model, MARK, "mine"),
+        lambda model: model.add_module(MARK, nn.Identity()),
+        lambda model: model.register_buffer("_is_torch_compile", torch.ones(())),
+    ],
+)
+def test_what_looks_like_a_mark_is_a_change(change: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 16)), noise()
+    module = small(model.eval(), x)
+    change(model)
+    with torch.no_grad(), pytest.warns(UserWarning, match="the model runs unchanged"):
+        module(x)
+    FOUND.clear()
 
 
 @pytest.mark.parametrize("to", ["buffer", "input"])
