@@ -41,12 +41,13 @@ class Groups:
         keys: Iterable[Group] = (),
     ) -> None:
         """whole: those of which all counts. named: items that count of others. keys:
-        others, of which only the keys count."""
+        others, of which only the keys count, and not those of marks."""
         whole, named, keys = list(whole), list(named), list(keys)
         self._rows = [(group, name, group[name]) for group, name in named]
         self._rows += [(group, *item) for group in whole for item in group.items()]
-        self._keys = [(group, tuple(group)) for group in (*whole, *keys)]
-        self._own = [_own_keys(group) for group, _ in self._keys]
+        self._whole = [(group, tuple(group)) for group in whole]
+        self._keys = [(group, tuple(group)) for group in keys]
+        self._own = list(map(_own_keys, keys))
         held = [*whole, *keys, *(group for group, _ in named)]
         self._groups = list({id(each): each for each in held}.values())
         self._versions = _state.versions(self._groups)
@@ -56,13 +57,14 @@ class Groups:
         if _state.has_versions(self._groups, self._versions):
             return True
         now = _state.versions(self._groups)  # before, as other threads may change them
-        if not (self._has_keys() and _state.holds(self._rows)):
+        held = _state.has_keys(self._whole) and _state.holds(self._rows)
+        if not (held and self._has_keys()):
             return False
         self._versions = now
         return True
 
     def _has_keys(self) -> bool:
-        """Whether the keys are as they were, besides those of marks."""
+        """Whether those of which only the keys count have them, besides marks."""
         if _state.has_keys(self._keys):
             return True
         now = [(group, tuple(group)) for group, _ in self._keys]

@@ -29,7 +29,6 @@ from memplan.graph.check import relative_error
 from memplan.graph.measure import activation_peak
 
 MOST_ERROR = 1e-4  # relative, of a result; memplan's own check is stricter
-COMPILED = "torch.compile"
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ def contenders(
             )
             found[budget] = chunk(model, inputs, budget, options=options)
         except BudgetError as error:
-            if error.closest is not None:
-                found[f"{budget}, nearest"] = error.closest
+            found[f"{budget}, nearest"] = error.closest
     with torch.no_grad():
         expected = model(*inputs)
     compiled = torch.compile(model)  # at its first call
@@ -110,7 +108,7 @@ def contenders(
             Contender(title, lambda module=module: measured(module))
             for title, module in found.items()
         ),
-        Contender(COMPILED, or_error(lambda: measured(compiled))),
+        Contender("torch.compile", or_error(lambda: measured(compiled))),
     ]
 
 

@@ -132,12 +132,14 @@ def around(module: Any, args: Any = (), result: Any = None) -> Any:
         lambda model: setattr(model[1], "forward", around),
         lambda model: setattr(model, "mine", collect),
         lambda model: setattr(model, MARK, "mine"),
+        lambda model: model.held.update({MARK: True}),
         lambda model: model.add_module(MARK, nn.Identity()),
         lambda model: model.register_buffer("_is_torch_compile", torch.ones(())),
     ],
 )
 def test_what_looks_like_a_mark_is_a_change(change: Any) -> None:
     model, x = nn.Sequential(nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 16)), noise()
+    model.held = {}
     module = small(model.eval(), x)
     change(model)
     with torch.no_grad(), pytest.warns(UserWarning, match="the model runs unchanged"):
