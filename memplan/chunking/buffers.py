@@ -60,6 +60,30 @@ def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
             _lay_out(program, output)
 
 
+def place_inside(program: Program, loop: Loop) -> None:
+    """Let the loops in a loop's body write its results where it keeps them.
+
+    Only a result that nothing else in the body uses, and whose memory, if it was
+    another value's, the inner loop does not read.
+    """
+    body = loop.body
+    for output in loop.outputs:
+        maker = next((step for step in body.ops if output.inner in results(step)), None)
+        if not isinstance(maker, Loop) or any(
+            output.inner in step.operands() for step in body.ops
+        ):
+            continue
+        root = program.roots[output.buffer]
+        if any(root in roots_of(body, name) for name in maker.operands()):
+            continue
+        for inner in maker.outputs:
+            if inner.buffer == output.inner and inner.into is None:
+                inner.inside = True
+                strides = program.metas[output.buffer].strides
+                meta = body.metas[inner.buffer]
+                body.metas[inner.buffer] = meta._replace(strides=strides)
+
+
 def _lay_out(program: Program, output: Output) -> None:
     meta = program.metas[output.buffer]
     strides = dense_strides(meta.shape, output.order)

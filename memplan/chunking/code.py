@@ -26,6 +26,7 @@ from memplan.graph.program import (
     Total,
     Window,
     extent,
+    placed,
     refs,
     results,
 )
@@ -102,26 +103,33 @@ class _Writer:
                 dying.setdefault(i, []).append(name)
         line = ""
         over = overwrites(program, *lifetimes(program))
+        there = {each.inner for each in made if over.get(each.inner) == each.buffer}
+        there |= placed(program)
         for i, step in enumerate(program.ops):
             if depth == 1 and step.line and step.line != line:
                 line = step.line
                 yield f"{pad}# {line}"
-            yield from self._step(program, step, depth, over)
+            yield from self._step(program, step, depth, over, made)
             for name in results(step):
                 for each in made:
-                    if each.inner == name and over.get(name) != each.buffer:
+                    if each.inner == name and name not in there:
                         yield f"{pad}{_written(each)}.copy_({name})"
             if i in dying:
                 yield f"{pad}del {', '.join(dying[i])}"
 
     def _step(
-        self, program: Program, step: Step, depth: int, over: dict[str, str]
+        self,
+        program: Program,
+        step: Step,
+        depth: int,
+        over: dict[str, str],
+        made: Sequence[Output | Total],
     ) -> Iterator[str]:
         if isinstance(step, Op):
             call = self._call(_copying(program, _in_place(step, over)))
             yield f"{INDENT * depth}{step.name} = {call}"
         else:
-            yield from self._loop(program, step, depth)
+            yield from self._loop(program, step, depth, made)
 
     def _call(self, op: Op) -> str:
         if op.key == "getitem":
@@ -136,10 +144,20 @@ class _Writer:
         items += [f"{key}={_text(arg)}" for key, arg in op.kwargs.items()]
         return f"{called}({', '.join(items)})"
 
-    def _loop(self, program: Program, loop: Loop, depth: int) -> Iterator[str]:
+    def _loop(
+        self,
+        program: Program,
+        loop: Loop,
+        depth: int,
+        around: Sequence[Output | Total],
+    ) -> Iterator[str]:
+        """The statements of a loop. around: what the loop around it writes."""
         pad, inside = INDENT * depth, INDENT * (depth + 1)
+        places = {each.inner: _written(each) for each in around}
         for output in loop.outputs:
-            yield f"{pad}{output.buffer} = {self._buffer(program, output)}"
+            buffer = output.buffer
+            made = places[buffer] if output.inside else self._buffer(program, output)
+            yield f"{pad}{buffer} = {made}"
         for total in loop.totals:
             yield f"{pad}{total.buffer} = {self._begun(program, total)}"
         start, stop = _ends(loop.name)

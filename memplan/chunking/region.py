@@ -10,6 +10,7 @@ from memplan.chunking.buffers import (
     dense_strides,
     enter_buffers,
     memory_order,
+    place_inside,
     place_totals,
 )
 from memplan.chunking.rules.flow import Call, Slice
@@ -174,6 +175,7 @@ class _Builder:
             self._inference.add(new, op)
         place_totals(new, loop)
         enter_buffers(new, loop, region.fresh)
+        place_inside(new, loop)
         self._infer_again(new, loop, after)
         check_overwriting(new)
         return new

@@ -10,7 +10,17 @@ from math import prod
 import torch
 
 from memplan.graph.liveness import Beside, owners
-from memplan.graph.program import Input, Loop, Meta, Op, Output, Program, Step, results
+from memplan.graph.program import (
+    Input,
+    Loop,
+    Meta,
+    Op,
+    Output,
+    Program,
+    Step,
+    placed,
+    results,
+)
 from memplan.graph.workspace import BLOCK, temporaries
 
 PRODUCTS = ("mm", "linear", "matmul", "conv", "einsum")  # in their operators' names
@@ -66,9 +76,11 @@ def _loop(program: Program, loop: Loop, machine: Machine) -> float:
         + len(loop.inputs) * machine.slice
         + len(loop.outputs) * machine.output
     )
+    there = placed(body)
     for output in loop.outputs:
         meta = program.metas[output.buffer]
-        cost += meta.bytes / machine.copied
+        if output.inner not in there:
+            cost += meta.bytes / machine.copied
         cost += _in_pieces(meta, output, turns) / machine.copied
     for total in loop.totals:  # read and written in each iteration
         cost += turns * 2 * program.metas[total.buffer].bytes / machine.copied

@@ -110,7 +110,7 @@ class _Expansion:
 
     def _loop(self, program: Program, loop: Loop, ranges: Ranges) -> None:
         for output in loop.outputs:
-            self._values[output.buffer] = self._buffer(program, output)
+            self._values[output.buffer] = self._buffer(program, output, ranges)
         for total in loop.totals:
             self._values[total.buffer] = self._begun(program, total, ranges)
         # Each iteration reads only what it writes there; the buffer as it then is lets
@@ -162,11 +162,7 @@ class _Expansion:
         if total.into is not None:
             return self._values[total.into]
         meta: Meta = program.metas[total.buffer]
-        moving = program.moving.get(total.buffer, {})
-        shape = [
-            extent(moving[dim]).at(ranges) if dim in moving else size
-            for dim, size in enumerate(meta.shape)
-        ]
+        shape = _shape(program, total.buffer, ranges)
         options = {"dtype": meta.dtype, "device": torch.device(meta.device)}
         origin = Op(total.buffer, aten.full.default, ())
         start = total.start
@@ -179,11 +175,12 @@ class _Expansion:
         layout = {"memory_format": torch.contiguous_format}
         return self._to.add(origin, total.buffer, aten.clone.default, wide, **layout)
 
-    def _buffer(self, program: Program, output: Output) -> Argument:
+    def _buffer(self, program: Program, output: Output, ranges: Ranges) -> Argument:
         if output.into is not None:
             return self._values[output.into]
         meta: Meta = program.metas[output.buffer]
-        shape, strides = list(meta.shape), list(meta.strides)
+        shape = _shape(program, output.buffer, ranges)
+        strides = list(dense_strides(tuple(shape), output.order))
         options = {"dtype": meta.dtype, "device": torch.device(meta.device)}
         origin = Op(output.buffer, aten.empty_strided.default, ())
         return self._to.add(
@@ -290,6 +287,15 @@ def _dtype_of(value: float, other: Meta | None) -> torch.dtype:
     if isinstance(value, int):
         return other.dtype if other.dtype != torch.bool else torch.int64
     return torch.get_default_dtype()
+
+
+def _shape(program: Program, name: str, ranges: Ranges) -> list[int]:
+    """A value's sizes in an iteration."""
+    moving = program.moving.get(name, {})
+    return [
+        extent(moving[dim]).at(ranges) if dim in moving else size
+        for dim, size in enumerate(program.metas[name].shape)
+    ]
 
 
 def _at(loop: Loop) -> Op:

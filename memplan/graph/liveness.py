@@ -331,7 +331,7 @@ def results_bytes(program: Program) -> int:
 def owners(program: Program, step: Step) -> list[str]:
     """The storages that a step makes, by their root."""
     if isinstance(step, Loop):
-        return [each.buffer for each in step.made() if each.into is None]
+        return [each.buffer for each in step.made() if each.owned]
     root = program.roots[step.name]
     if isinstance(root, tuple):
         own = f"{step.name}["

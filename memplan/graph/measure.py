@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memplan.garbage import no_collections
-from memplan.graph.liveness import storage_bytes
+from memplan.graph.liveness import roots_of, storage_bytes
 from memplan.graph.program import (
     Bound,
     Meta,
@@ -107,7 +107,7 @@ class Observed:
         names = list(dict.fromkeys(op.operands()))
         metas = [_at(program, name, ranges) for name in names]
         known = [self._weights.get(name) for name in names]
-        required = [weight is not None and weight.requires_grad for weight in known]
+        required = [self._requires_grad(program, name) for name in names]
         args, kwargs = mapped(
             (op.args, op.kwargs),
             lambda at: (
@@ -119,8 +119,8 @@ class Observed:
         key = repr((op.key, args, kwargs, metas, required))
         if key not in self._seen:
             given = [
-                _zeros(meta) if weight is None else weight
-                for meta, weight in zip(metas, known, strict=True)
+                _zeros(meta).requires_grad_(needed) if weight is None else weight
+                for meta, weight, needed in zip(metas, known, required, strict=True)
             ]
             args, kwargs = mapped(
                 (args, kwargs),
@@ -128,6 +128,11 @@ class Observed:
             )
             self._seen[key] = _seen(lambda: op.target(*args, **kwargs))
         return self._seen[key]
+
+    def _requires_grad(self, program: Program, name: str) -> bool:
+        """Whether a value is a weight that requires gradients, or a view of one."""
+        found = (self._weights.get(root) for root in roots_of(program, name))
+        return any(weight is not None and weight.requires_grad for weight in found)
 
 
 def _zeros(meta: Meta) -> torch.Tensor:

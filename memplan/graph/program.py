@@ -156,7 +156,8 @@ class Output:
     buffer: the value's name outside the loop. dim, window: where an iteration's
     result goes. order: the buffer's dimensions from the outermost in memory inwards,
     so (0, 2, 1) is stored with the last two transposed. into: a value that dies here
-    and whose memory the buffer is; None for memory of its own.
+    and whose memory the buffer is; None for memory of its own. inside: whether the
+    buffer is what the loop around this one writes: its result, as a view.
     """
 
     inner: str
@@ -165,6 +166,12 @@ class Output:
     window: Window
     order: tuple[int, ...]
     into: str | None = None
+    inside: bool = False
+
+    @property
+    def owned(self) -> bool:
+        """Whether the buffer is memory of its own."""
+        return self.into is None and not self.inside
 
 
 @dataclass(slots=True, eq=False)
@@ -182,6 +189,11 @@ class Total:
     start: Argument
     dim: int
     into: str | None = None
+
+    @property
+    def owned(self) -> bool:
+        """Whether the buffer is memory of its own."""
+        return self.into is None
 
 
 class Input(NamedTuple):
@@ -321,6 +333,12 @@ def mapped(value: Argument, change: Callable[[Any], Argument]) -> Argument:
     if isinstance(value, dict):
         return {key: mapped(item, change) for key, item in value.items()}
     return value
+
+
+def placed(body: Program) -> set[str]:
+    """The results of loops in a loop's body that are where that loop keeps them."""
+    loops = [step for step in body.ops if isinstance(step, Loop)]
+    return {each.buffer for loop in loops for each in loop.outputs if each.inside}
 
 
 def results(step: Step) -> list[str]:

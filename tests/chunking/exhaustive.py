@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from math import lcm
 
+from memplan.chunking.buffers import place_inside
 from memplan.chunking.region import (
     NotLoopableError,
     Region,
@@ -38,15 +40,22 @@ class Exhaustive:
         self._inference, self._most = inference, most
         self._floors: dict[str, int] = {}  # of programs without loops
 
-    def floor(self, program: Program) -> int:
+    def floor(
+        self, program: Program, around: tuple[Program, Loop] | None = None
+    ) -> int:
         """The least peak of a program, or of a loop's body, with any loops in it.
 
-        What lies beside an operator or a loop becomes less only if a region reaches
-        over it. So one of those that are left must reach over the place of the peak.
+        around: the loop that the body is of, and its program. What lies beside an
+        operator or a loop becomes less only if a region reaches over it. So one of
+        those that are left must reach over the place of the peak.
         """
         key = repr((program.ops, program.outputs, program.metas, program.moving))
+        if around is not None:
+            whole, loop = around
+            places = [(each.inner, whole.roots[each.buffer]) for each in loop.outputs]
+            key += repr(places)
         if key not in self._floors:
-            self._floors[key] = self._floor(program, frozenset(), {}, set())
+            self._floors[key] = self._floor(program, frozenset(), {}, set(), around)
         return self._floors[key]
 
     def _floor(
@@ -55,6 +64,7 @@ class Exhaustive:
         regions: frozenset[str],
         floors: dict[str, int],
         seen: set[frozenset[str]],
+        around: tuple[Program, Loop] | None,
     ) -> int:
         """floors: the least peaks of the bodies of some loops of the program."""
         self.tried += 1
@@ -70,8 +80,8 @@ class Exhaustive:
         at = live.index(best)
         loop = program.ops[at]
         if isinstance(loop, Loop) and loop.name not in floors:
-            floors = {**floors, loop.name: self.floor(loop.body)}
-            return self._floor(program, regions, floors, seen)
+            floors = {**floors, loop.name: self.floor(loop.body, (program, loop))}
+            return self._floor(program, regions, floors, seen, around)
         for region in all_regions(program, at) if len(regions) < LOOPS else ():
             more = regions | {mark(region)}
             if more in seen:
@@ -81,7 +91,9 @@ class Exhaustive:
                 made = chunked(program, region, self._inference)
             except NotLoopableError:
                 continue
-            best = min(best, self._floor(made, more, floors, seen))
+            if around is not None:
+                place_inside(around[0], replace(around[1], body=made))
+            best = min(best, self._floor(made, more, floors, seen, around))
         return best
 
 

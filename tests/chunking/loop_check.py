@@ -29,7 +29,7 @@ from memplan.chunking.region import NotLoopableError, Region, RegionError, chunk
 from memplan.chunking.rules.flow import RULES
 from memplan.graph.check import relative_error, tolerance_of
 from memplan.graph.infer import Inference
-from memplan.graph.program import Loop, Op, Program
+from memplan.graph.program import Loop, Op, Program, placed
 from tests.chunking.random_programs import Writer, evaluated
 
 ROUNDINGS = 20  # of each operator's result, for differences that a comparison enlarges
@@ -43,13 +43,15 @@ class Tally:
     """What was compared.
 
     loops: programs with one more loop that were compared. inside: those of them with
-    loops in loops. keys: operators that ran in them. undecided: differences that the
+    loops in loops. placed: of those, where the inner loop writes what the outer one
+    keeps. keys: operators that ran in them. undecided: differences that the
     program itself makes of roundings. not_loopable: regions that were offered and
     cannot be built, by reason. wrong: what differs, or cannot be built or run.
     """
 
     loops: int = 0
     inside: int = 0
+    placed: int = 0
     taken: int = 0
     keys: set[str] = field(default_factory=set)
     undecided: int = 0
@@ -172,6 +174,8 @@ class Checked:
             self._tally.wrong.append(f"does not run: {error}\n{what}\n{text}")
             return
         self._tally.loops += what != "without loops"
+        loops = [step for step in program.ops if isinstance(step, Loop)]
+        self._tally.placed += any(placed(loop.body) for loop in loops)
         said = self._difference(list(results), program)
         if any(relative_error(*pair) for pair in zip(before, inputs, strict=True)):
             said = "an input is written to"

@@ -56,6 +56,29 @@ def test_a_strided_pointwise_convolution_copies_what_the_table_says(
     assert profile(program, False).peak == pytest.approx(measured, rel=0.01)
 
 
+class Part(nn.Module):
+    """A layer of the second half of a weight, as a projection that was split has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 192)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.layer.weight[96:], self.layer.bias[96:]
+        return nn.functional.linear(x, weight, bias)
+
+
+def test_a_part_of_a_weight_requires_gradients_as_it_does() -> None:
+    layer, x = Part(), torch.randn(512, 3, 64)[:, 1:]
+    exported = export(layer, (x,), {})
+    program = lower(exported, Inference())
+    weights = {value: layer.get_parameter(n) for value, n in program.constants.items()}
+    found = profile(program, False, Observed(weights).temporaries).peak
+    measured = activation_peak(lambda: layer(x))
+    assert measured > 512 * 2 * 96 * 4  # torch copies x
+    assert found == measured
+
+
 class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -49,6 +49,7 @@ def check_counts(tally: Tally, loops: int) -> None:
     """Next to none must be undecided, or offered and not possible."""
     assert tally.loops >= loops
     assert tally.inside >= loops // 20
+    assert tally.placed >= loops // 100
     assert tally.taken >= loops // 20
     assert tally.undecided <= tally.loops // 100
     assert sum(tally.not_loopable.values()) <= tally.loops // 20, tally.not_loopable
