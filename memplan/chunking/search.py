@@ -160,7 +160,7 @@ class Search:
         for regions in moves:
             if time.monotonic() > stop:
                 break
-            for made in self._made_both_ways(trial, regions):
+            for made in self._made_both_ways(regions):
                 fitted = self._finer(trial, made, budget)
                 if fitted.better_than(trial, budget):
                     found.append(self._repeated(fitted, budget))
@@ -191,31 +191,29 @@ class Search:
             if live <= budget or live - own >= budget:
                 return best
             for smaller in finer(region, (budget - live + own) / max(1, own)):
-                made = self._made(trial, (*best.regions[:-1], smaller))
+                made = self._made((*best.regions[:-1], smaller))
                 if made is not None and made.excess(budget) < best.excess(budget):
                     best = made
                     break
             else:
                 return best
 
-    def _made_both_ways(
-        self, trial: Trial, regions: tuple[Region, ...]
-    ) -> Iterator[Trial]:
+    def _made_both_ways(self, regions: tuple[Region, ...]) -> Iterator[Trial]:
         """`regions` as a trial, and if the last one reuses dying memory in a layout
         that products copy, also with memory of its own."""
-        made = self._made(trial, regions)
+        made = self._made(regions)
         if made is None:
             return
         yield made
         if not regions[-1].fresh and displaced(made.program, loop_name(regions[-1])):
             own = replace(regions[-1], fresh=True)
-            other = self._made(trial, (*regions[:-1], own))
+            other = self._made((*regions[:-1], own))
             if other is not None:
                 yield other
 
-    def _made(self, trial: Trial, regions: tuple[Region, ...]) -> Trial | None:
-        """`regions` as a trial, built on `trial` if they extend its regions."""
-        return self._trials.made(trial, regions, self.errors)
+    def _made(self, regions: tuple[Region, ...]) -> Trial | None:
+        """`regions` as a trial."""
+        return self._trials.made(regions, self.errors)
 
     def _moves(
         self,
@@ -264,7 +262,7 @@ class Search:
         least = int(LARGE * max(self.start.peak, 1))
         for taken in inward(program, loop, least) if not region.whole else ():
             more = _with(regions, index, replace(region, whole=taken))
-            made = self._made(self.start, more)
+            made = self._made(more)
             if made is None:
                 continue
             at = [step.name for step in made.program.ops].index(loop.name)
@@ -290,7 +288,7 @@ class Search:
     ) -> Iterator[tuple[Region, ...]]:
         """The regions with the one at the peak replaced by another."""
         others = regions[:index] + regions[index + 1 :]
-        made = self._made(self.start, others)
+        made = self._made(others)
         if made is None:
             return
         old = regions[index]
@@ -310,7 +308,7 @@ class Search:
         for region in elsewhere(self.base.program, trial.regions[-1]):
             if best.peak <= budget:
                 break
-            made = self._made(best, (*best.regions, region))
+            made = self._made((*best.regions, region))
             if made is not None and made.excess(budget) < best.excess(budget):
                 best = made
         return best
@@ -344,7 +342,7 @@ class Search:
             if wider is None:
                 return None
             regions = _with(regions, i, wider)
-        return self._made(trial, regions)
+        return self._made(regions)
 
 
 def _where(regions: tuple[Region, ...]) -> Where:

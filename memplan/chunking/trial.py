@@ -70,6 +70,11 @@ class Trial:
             self._program = self._remade(self)
         return self._program
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the program is there, and need not be made again."""
+        return self._program is not None
+
     def forget(self) -> None:
         """Free the program's memory until it is needed again."""
         self._program = self._profile = None
@@ -108,22 +113,15 @@ class Trials:
         self.start = self._trial((), base.program, base.share * whole)
         self.best = self.start
 
-    def made(
-        self, trial: Trial, regions: tuple[Region, ...], errors: Counter[str]
-    ) -> Trial | None:
-        """`regions` as a trial, built on `trial` if they extend its regions; None if
-        they make no loops. errors: counts the defects of memplan that this met."""
+    def made(self, regions: tuple[Region, ...], errors: Counter[str]) -> Trial | None:
+        """`regions` as a trial; None if they make no loops. errors: counts the defects
+        of memplan that this met."""
         key = digest(regions)
         if key in self._known:
             return self._known[key]
-        known = len(trial.regions)
-        program, rest = self._base.program, regions
-        if regions[:known] == trial.regions:
-            program, rest = trial.program, regions[known:]
-            self._note(trial)
         made = None
         try:
-            program = self._built(program, rest)
+            program = self._built(regions)
         except RegionError as error:
             errors[str(error)] += 1
         except NotLoopableError:
@@ -144,8 +142,17 @@ class Trials:
         made = [each for each in self._known.values() if each is not None]
         return (each for each in made if each.peak <= budget)
 
-    def _built(self, program: Program, regions: tuple[Region, ...]) -> Program:
-        for region in regions:
+    def _built(self, regions: tuple[Region, ...]) -> Program:
+        """The program with loops, built on that of the most of them that is there."""
+        program, key = self._base.program, digest(regions)
+        first = 0
+        for count in range(len(regions) - 1, 0, -1):
+            begun = self._known.get(key[:count])
+            if begun is not None and begun.in_memory:
+                self._note(begun)
+                program, first = begun.program, count
+                break
+        for region in regions[first:]:
             program = chunked(program, region, self._inference)
         return program
 
@@ -159,7 +166,7 @@ class Trials:
 
     def _remade(self, trial: Trial) -> Program:
         self._note(trial)
-        return self._built(self._base.program, trial.regions)
+        return self._built(trial.regions)
 
     def _note(self, trial: Trial) -> None:
         """Keep a trial's program, rather than the one not needed for longest."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.graph.program import (
@@ -85,37 +86,83 @@ class Inference:
         args: Argument,
         names: list[str],
     ) -> Inferred | tuple[Inferred, ...]:
-        import torch
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        if self._mode is None:
-            self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        metas = {name: program.metas[name] for name in names}
         # Fake tensors give dimensions of length 1 other strides than reshapes of real
         # ones do, and strides choose kernels. Tensors on the meta device do not.
-        reshapes = key_of(target).removeprefix("aten.") in RESHAPES
-        mode = nullcontext() if reshapes else self._mode
-        with mode, torch.no_grad():
-            device = "meta" if reshapes else None
-            given = {name: _empty(program.metas[name], device) for name in names}
-            filled, keywords = mapped(args, lambda ref: given[ref.name])
-            if target is torch.ops.aten.batch_norm.default and _scales(*filled[:6]):
-                target, filled = torch.ops.aten.neg.default, filled[:1]  # lies alike
-            try:
-                result = target(*filled, **keywords)
-            except Exception as error:  # the kinds that torch raises are not specified
-                raise ShapeError(f"{key_of(target)}: {error}") from error
-            owners = {_storage(given[name]): i for i, name in enumerate(names)}
-            several = isinstance(result, tuple | list)
-            found = []
-            for position, tensor in enumerate(result if several else (result,)):
-                if not isinstance(tensor, torch.Tensor):
-                    raise ShapeError(f"{key_of(target)}: a result is not a tensor")
-                alias = owners.setdefault(_storage(tensor), -2 - position)
-                meta = meta_of(tensor)
-                if reshapes:
-                    meta = meta._replace(device=program.metas[names[0]].device)
-                found.append(Inferred(meta, alias))
-            return tuple(found) if several else found[0]
+        if key_of(target).removeprefix("aten.") in RESHAPES:
+            given = {name: _empty(meta, "meta") for name, meta in metas.items()}
+            found = _results(target, args, names, given)
+            assert isinstance(found, Inferred)
+            device = program.metas[names[0]].device
+            return found._replace(meta=found.meta._replace(device=device))
+        if _is_pure(target) and any(map(_is_ambiguous, metas.values())):
+            given = {name: _ones(meta) for name, meta in metas.items()}
+            with suppress(ShapeError):  # where a value of 1 is not valid
+                return _results(target, args, names, given)
+        if self._mode is None:
+            self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with self._mode:
+            given = {name: _empty(meta, None) for name, meta in metas.items()}
+            return _results(target, args, names, given)
+
+
+def _results(
+    target: Callable[..., Any],
+    args: Argument,
+    names: list[str],
+    given: Mapping[str, torch.Tensor | tuple[object, ...]],
+) -> Inferred | tuple[Inferred, ...]:
+    """What an operator returns on these tensors."""
+    import torch
+
+    filled, keywords = mapped(args, lambda ref: given[ref.name])
+    if target is torch.ops.aten.batch_norm.default and _scales(*filled[:6]):
+        target, filled = torch.ops.aten.neg.default, filled[:1]  # lies alike
+    try:
+        with torch.no_grad():
+            result = target(*filled, **keywords)
+    except Exception as error:  # the kinds that torch raises are not specified
+        raise ShapeError(f"{key_of(target)}: {error}") from error
+    owners = {_storage(given[name]): i for i, name in enumerate(names)}
+    several = isinstance(result, tuple | list)
+    found = []
+    for position, tensor in enumerate(result if several else (result,)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ShapeError(f"{key_of(target)}: a result is not a tensor")
+        alias = owners.setdefault(_storage(tensor), -2 - position)
+        found.append(Inferred(meta_of(tensor), alias))
+    return tuple(found) if several else found[0]
+
+
+def _is_pure(target: Callable[..., Any]) -> bool:
+    """Whether it may be run to see what it returns: nobody's own, and not random."""
+    import torch
+
+    if not isinstance(target, torch._ops.OpOverload):
+        return True  # a function of memplan
+    return target.namespace == "aten" and not (
+        target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+def _is_ambiguous(metas: Metas) -> bool:
+    """Whether a dimension of length 1 lies neither where rows have it nor where
+    channels last have it: kernels differ in where their results have it then."""
+    if not isinstance(metas, Meta):
+        return any(map(_is_ambiguous, metas))
+    shape, strides, _, device = metas
+    if device != "cpu" or 1 not in shape:
+        return False
+    rank = len(shape)
+    orders = [tuple(range(rank))]
+    if rank in (4, 5) and shape[1] > 1 and max(shape[2:]) > 1:
+        orders.append((0, *range(2, rank), 1))
+    return not any(
+        all(strides[a] >= strides[b] * shape[b] for a, b in pairwise(order))
+        for order in orders
+    )
 
 
 def _enter(
@@ -148,6 +195,15 @@ def _empty(metas: Metas, device: str | None) -> torch.Tensor | tuple[object, ...
     return torch.empty_strided(
         metas.shape, metas.strides, dtype=metas.dtype, device=device or metas.device
     )
+
+
+def _ones(metas: Metas) -> torch.Tensor | tuple[object, ...]:
+    """Real tensors, with values that are numbers and indices that mostly exist."""
+    if not isinstance(metas, Meta):
+        return tuple(map(_ones, metas))
+    tensor = _empty(metas, None)
+    assert not isinstance(tensor, tuple)
+    return tensor.fill_(1)
 
 
 def _storage(tensor: torch.Tensor | tuple[object, ...]) -> int | None:

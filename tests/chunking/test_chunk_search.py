@@ -147,8 +147,8 @@ class Tried:
         made: list[Trial] = []
 
         class Watched(Search):
-            def _made(self, trial: Trial, regions: Any) -> Trial | None:
-                found = super()._made(trial, regions)
+            def _made(self, *given: Any) -> Trial | None:
+                found = super()._made(*given)
                 if found is not None:
                     made.append(found)
                 return found

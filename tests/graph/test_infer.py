@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.graph.infer import Inference, meta_of
@@ -57,6 +57,34 @@ def test_reshapes_lie_as_those_of_real_tensors(data: st.DataObject) -> None:
     assert program.metas["y"] == meta_of(real)
     shares = real.data_ptr() == x.data_ptr()
     assert program.roots["y"] == ("x" if shares else "y")
+
+
+UNARY = [aten.gelu.default, aten.exp.default, aten.silu.default, aten.relu.default]
+BINARY = [aten.add.Tensor, aten.div.Tensor, aten.mul.Tensor]
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_results_lie_as_those_of_real_tensors(data: st.DataObject) -> None:
+    x = data.draw(laid_out())
+    kind = data.draw(st.sampled_from(["alone", "with a number", "with another"]))
+    tensors: dict[str, torch.Tensor] = {"x": x}
+    args: tuple[Any, ...] = (Ref("x"),)
+    target = data.draw(st.sampled_from(UNARY if kind == "alone" else BINARY))
+    if kind == "with a number":
+        args = (Ref("x"), 2.0)
+    elif kind == "with another":
+        order = data.draw(st.permutations(range(x.dim())))
+        shape = [size if data.draw(st.booleans()) else 1 for size in x.shape]
+        made = torch.zeros([shape[i] for i in order])
+        tensors["y"] = made.permute([order.index(i) for i in range(x.dim())])
+        args = (Ref("x"), Ref("y"))
+    metas = {name: meta_of(tensor) for name, tensor in tensors.items()}
+    program = Program([*tensors], {}, [], (), metas, {name: name for name in tensors})
+    Inference().add(program, Op("z", target, args))
+    real = target(*(tensors[arg.name] if isinstance(arg, Ref) else arg for arg in args))
+    assert program.metas["z"] == meta_of(real)
+    assert program.roots["z"] == "z"
 
 
 class Holding:
