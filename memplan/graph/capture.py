@@ -185,13 +185,15 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 class Exports:
     """Modules that were captured; left_alone: path of each other module -> reason.
 
-    changed: modules that change what their code can reach as they run.
+    changed: modules that change what their code can reach as they run. first: those of
+    them that do so at their first run alone, as to fill a cache.
     """
 
     targets: list[Target]
     left_alone: dict[str, str]
     inference: Inference = field(default_factory=Inference)
     changed: set[nn.Module] = field(default_factory=set)
+    first: set[nn.Module] = field(default_factory=set)
 
 
 Capture = Callable[[nn.Module, Inputs, Inference, Change], Target]
@@ -212,6 +214,10 @@ def export_parts(
     attributes = Attributes(model)
     _run(model, inputs)
     exports = Exports([], {}, changed=set(attributes.changed()))
+    if exports.changed:
+        settled = Attributes(model)
+        _run(model, inputs)
+        exports.first.update(exports.changed.difference(settled.changed()))
     attributes.restore()
     reason = _exported(exports, model, inputs, change, whole)
     if reason is None:
@@ -253,8 +259,8 @@ def _exported(
     captured: Capture,
 ) -> str | None:
     """Add a captured module; return the reason if it cannot be."""
-    if exports.changed.intersection(module.modules()):
-        return NOTES
+    if changed := exports.changed.intersection(module.modules()):
+        return NOTES if changed - exports.first else FIRST
     try:
         _check_effects(module, inputs)  # first: it takes much less time
         target = captured(module, inputs, exports.inference, change)
@@ -302,6 +308,11 @@ def first_calls(model: nn.Module, inputs: Inputs) -> dict[str, Inputs]:
 
 
 MARK = "memplan: "
+# What it keeps may depend on weights that change before it runs again.
+FIRST = (
+    "it changes its own attributes at its first run alone, as to fill a cache; "
+    "run the model once before"
+)
 
 
 def levels_at(model: nn.Module, inputs: Inputs, paths: list[str]) -> dict[str, int]:
