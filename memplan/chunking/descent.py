@@ -234,11 +234,14 @@ class Descent(Generic[Made]):
         """The module with the lowest peak, and whether it is fast enough; None if none
         needs less than the model.
 
-        If the lowest of all is too slow, bisects between its peak and the model's. A
-        module that is too slow counts only if all are.
+        If the lowest of all is too slow, bisects between its peak and the model's, for
+        which half of a limited time is left. A module that is too slow counts only if
+        all are.
         """
-        peak = self._bench.peak
+        peak, stop, now = self._bench.peak, self._stop, time.monotonic()
+        self._stop = now + (stop - now) / 2
         lowest = self.lowest()
+        self._stop = stop
         if lowest is None and self.interrupted:
             raise KeyboardInterrupt
         if lowest is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from memplan.garbage import no_collections
+from memplan.graph.infer import meta_of
 from memplan.graph.liveness import roots_of, storage_bytes
 from memplan.graph.program import (
     Bound,
@@ -93,7 +94,9 @@ class Observed:
         """Bytes that live only while `op` runs: of a loop, in the first iteration
         (where windows are padded), the last (where causal attention has most keys) or
         another. What cannot be measured is taken from `memplan.graph.workspace`."""
-        metas = [program.metas[name] for name in (*op.operands(), op.name)]
+        result = program.metas[op.name]
+        made = [result] if isinstance(result, Meta) else result
+        metas = [*(program.metas[name] for name in op.operands()), *made]
         on_cpu = all(isinstance(meta, Meta) and meta.device == "cpu" for meta in metas)
         schema = getattr(op.target, "_schema", None)
         if not on_cpu or (schema is not None and schema.is_mutable):
@@ -139,13 +142,14 @@ def _zeros(meta: Meta) -> torch.Tensor:
     return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype).zero_()
 
 
-def _seen(run: Callable[[], torch.Tensor]) -> int:
+def _seen(run: Callable[[], torch.Tensor | Sequence[torch.Tensor]]) -> int:
     with torch.no_grad():
         result = run()
-        own = Meta(tuple(result.shape), result.stride(), result.dtype, "cpu")
-        del result
+        made = [result] if isinstance(result, torch.Tensor) else result
+        own = {each.untyped_storage().data_ptr(): meta_of(each) for each in made}
+        del result, made
         peak = activation_peak(run)
-    return max(0, peak - storage_bytes(own))
+    return max(0, peak - sum(map(storage_bytes, own.values())))
 
 
 def _iterations(program: Program) -> list[Ranges]:

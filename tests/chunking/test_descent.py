@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,6 +187,34 @@ def test_the_least_is_fast_enough_or_known_to_be_slow(exports: Exports) -> None:
     assert not fast and bench.peak(slow) < before
 
 
+class Timed(Counted):
+    """A module takes a second to build, and is too slow below half of the model."""
+
+    def is_fast(self, module: Trial, enough: float) -> bool:
+        return self.peak(module) >= self.before // 2
+
+    def settled(self, module: Trial, enough: float) -> bool:
+        return False
+
+
+def test_the_least_is_fast_enough_also_if_time_is_short(
+    exports: Exports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as much as the way to the lowest takes, half is left."""
+    bench = Timed(whole(exports))
+    lowest = descent(exports, bench).lowest()
+    assert not bench.is_fast(lowest, 2.0)
+    count = len(bench.built)
+    bench = replace(bench, built=[])
+    clock = SimpleNamespace(monotonic=lambda: float(len(bench.built)))
+    monkeypatch.setattr("memplan.chunking.descent.time", clock)
+    options = memplan.ChunkOptions(effort=ENDLESS, max_slowdown=2.0, time_limit=count)
+    limited = Descent(exports, bench, Costs(Machine()), 1.0, options)
+    module, fast = limited.least()
+    assert fast and bench.before > bench.peak(module) >= bench.before // 2
+    assert len(bench.built) <= count + 1
+
+
 SOAK = pytest.mark.soak  # like the others, with more of the same
 
 
@@ -256,7 +285,7 @@ def test_finer_steps_lower_what_a_loop_exceeds(build: Any) -> None:
         budget = search.start.peak * share // 100
         for region in search._around(target.program, at, budget, ()):
             whole = replace(region, step=region.step * max(1, region.chunks // 2))
-            for made in search._made_both_ways(search.start, (whole,)):
+            for made in search._made_both_ways((whole,)):
                 found = search._finer(search.start, made, budget)
                 assert found.excess(budget) <= made.excess(budget)
                 assert len(found.regions) == 1
