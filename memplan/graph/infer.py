@@ -98,8 +98,9 @@ class Inference:
             device = program.metas[names[0]].device
             return found._replace(meta=found.meta._replace(device=device))
         if _is_pure(target) and any(map(_is_ambiguous, metas.values())):
-            given = {name: _ones(meta) for name, meta in metas.items()}
-            with suppress(ShapeError):  # where a value of 1 is not valid
+            # Where a value of 1 is not valid, or elements share memory:
+            with suppress(ShapeError, RuntimeError):
+                given = {name: _ones(meta) for name, meta in metas.items()}
                 return _results(target, args, names, given)
         if self._mode is None:
             self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -137,11 +138,12 @@ def _results(
 
 
 def _is_pure(target: Callable[..., Any]) -> bool:
-    """Whether it may be run to see what it returns: nobody's own, and not random."""
+    """Whether it may be run to see what it returns: an operator of torch or a function
+    of memplan that draws no random numbers and writes to no operand."""
     import torch
 
     if not isinstance(target, torch._ops.OpOverload):
-        return True  # a function of memplan
+        return str(getattr(target, "__module__", "")).startswith("memplan.")
     return target.namespace == "aten" and not (
         target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
     )
