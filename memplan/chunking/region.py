@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from memplan.chunking.buffers import (
@@ -489,14 +490,14 @@ def infer_again(
 
     Programs share loops, so a loop that changes is replaced by a copy.
     """
-    for i in range(start, len(program.ops)):
-        step = program.ops[i]
+    for i, step in enumerate(program.ops[start:], start):
         if changed.isdisjoint(step.operands()):
             continue
         if isinstance(step, Loop):
             program.ops[i] = _updated(program, step, changed, inference)
-            continue
-        _enter(program, step, changed, inference)
+            changed.update(_moved(program, step))
+        else:
+            _enter(program, step, changed, inference)
 
 
 def _enter(program: Program, op: Op, changed: set[str], inference: Inference) -> None:
@@ -507,6 +508,16 @@ def _enter(program: Program, op: Op, changed: set[str], inference: Inference) ->
         raise NotLoopableError(str(error)) from error
     if (program.metas[op.name], program.roots[op.name]) != before:
         changed.add(op.name)
+
+
+def _moved(program: Program, loop: Loop) -> Iterator[str]:
+    """Lay a loop's results where the values lie now whose memory they take; which."""
+    for each in loop.made():
+        if each.into is not None:
+            new = program.metas[each.into], program.roots[each.into]
+            if new != (program.metas[each.buffer], program.roots[each.buffer]):
+                program.metas[each.buffer], program.roots[each.buffer] = new
+                yield each.buffer
 
 
 def _updated(

@@ -146,6 +146,31 @@ def test_a_total_in_a_loop() -> None:
     assert activation_peak(lambda: ran(model, looped, x)) <= profile(looped).peak
 
 
+class Biased(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(32, 256), torch.nn.Linear(256, 32)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+def test_a_total_whose_memory_another_loop_takes() -> None:
+    """The loop that takes it is there before what it takes becomes a total's view."""
+    model, x = Biased(), torch.randn(2, 103, 32)
+    program, inference = programs(model, x)
+    looped = chunked(program, Region({"add": Slice(1)}, 103, 20), inference)
+    (output,) = looped.ops[-1].outputs
+    assert output.into == "linear_1"
+    looped = chunked(looped, Region(FEATURES, 256, 100), inference)
+    assert totals(looped) == ["linear_1"]
+    assert looped.roots["add"] == looped.roots["linear_1"] == "linear_1_total"
+    found = ran(model, looped, x)
+    with torch.no_grad():
+        assert relative_error([model(x)], list(found)) <= 1e-5
+    assert activation_peak(lambda: ran(model, looped, x)) <= profile(looped).peak
+
+
 def test_a_total_of_totals() -> None:
     """A loop within the loop adds to what the outer one adds to."""
     model, x = reducing.Hidden(), torch.randn(5, 32)
