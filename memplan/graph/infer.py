@@ -150,16 +150,17 @@ def _is_pure(target: Callable[..., Any]) -> bool:
 
 
 def _is_ambiguous(metas: Metas) -> bool:
-    """Whether a dimension of length 1 lies neither where rows have it nor where
-    channels last have it: kernels differ in where their results have it then."""
+    """Whether a dimension of length 1 of images or volumes lies neither where rows have
+    it nor where channels last have it: kernels differ in where their results have it
+    then, and convolutions in what they copy."""
     if not isinstance(metas, Meta):
         return any(map(_is_ambiguous, metas))
     shape, strides, _, device = metas
-    if device != "cpu" or 1 not in shape:
-        return False
     rank = len(shape)
+    if device != "cpu" or rank not in (4, 5) or 1 not in shape:
+        return False
     orders = [tuple(range(rank))]
-    if rank in (4, 5) and shape[1] > 1 and max(shape[2:]) > 1:
+    if shape[1] > 1 and max(shape[2:]) > 1:
         orders.append((0, *range(2, rank), 1))
     return not any(
         all(strides[a] >= strides[b] * shape[b] for a, b in pairwise(order))

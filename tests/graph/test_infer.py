@@ -17,10 +17,10 @@ aten = torch.ops.aten
 
 
 @st.composite
-def laid_out(draw: st.DrawFn) -> torch.Tensor:
-    """A tensor whose dimensions, many of length 1, lie in any order in memory, perhaps
-    as a part of a larger one."""
-    shape = draw(st.lists(st.sampled_from([1, 1, 2, 3]), min_size=1, max_size=4))
+def laid_out(draw: st.DrawFn, least: int = 1) -> torch.Tensor:
+    """A tensor of `least` to four dimensions, many of length 1, that lie in any order
+    in memory, perhaps as a part of a larger one."""
+    shape = draw(st.lists(st.sampled_from([1, 1, 2, 3]), min_size=least, max_size=4))
     order = draw(st.permutations(range(len(shape))))
     made = torch.zeros([shape[i] for i in order])
     made = made.permute([order.index(i) for i in range(len(shape))])
@@ -65,7 +65,7 @@ BINARY = [aten.add.Tensor, aten.div.Tensor, aten.mul.Tensor]
 
 @given(st.data())
 def test_results_lie_as_those_of_real_tensors(data: st.DataObject) -> None:
-    x = data.draw(laid_out())
+    x = data.draw(laid_out(4))
     kind = data.draw(st.sampled_from(["alone", "with a number", "with another"]))
     tensors: dict[str, torch.Tensor] = {"x": x}
     args: tuple[Any, ...] = (Ref("x"),)
