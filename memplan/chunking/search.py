@@ -161,7 +161,7 @@ class Search:
             if time.monotonic() > stop:
                 break
             for made in self._made_both_ways(regions):
-                fitted = self._finer(trial, made, budget)
+                fitted = self._finer(made, budget)
                 if fitted.better_than(trial, budget):
                     found.append(self._repeated(fitted, budget))
         return self._kept(found, budget, ONWARD)
@@ -181,9 +181,9 @@ class Search:
         near = sorted(over, key=lambda each: (each.excess(budget), each.peak))
         return [*best, *within[:1], *near[:1]]
 
-    def _finer(self, trial: Trial, found: Trial, budget: int) -> Trial:
-        """`found`, made of `trial`, with more chunks of its last region, as far as the
-        budget needs them and they lower what its loop needs."""
+    def _finer(self, found: Trial, budget: int) -> Trial:
+        """`found` with more chunks of its last region, as far as the budget needs them
+        and they lower what its loop needs."""
         best = found
         while True:
             region = best.regions[-1]

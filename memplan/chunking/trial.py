@@ -143,7 +143,8 @@ class Trials:
         return (each for each in made if each.peak <= budget)
 
     def _built(self, regions: tuple[Region, ...]) -> Program:
-        """The program with loops, built on that of the most of them that is there."""
+        """The program with loops, built on that of as many of the first regions as is
+        in memory."""
         program, key = self._base.program, digest(regions)
         first = 0
         for count in range(len(regions) - 1, 0, -1):

@@ -198,6 +198,12 @@ class Exports:
 
 Capture = Callable[[nn.Module, Inputs, Inference, Change], Target]
 
+# Refused, as what it will keep may be made of weights that are loaded before it runs.
+FIRST = (
+    "it changes its own attributes at its first run alone, as to fill a cache; "
+    "run the model once before"
+)
+
 
 def export_parts(
     model: nn.Module,
@@ -308,11 +314,6 @@ def first_calls(model: nn.Module, inputs: Inputs) -> dict[str, Inputs]:
 
 
 MARK = "memplan: "
-# What it keeps may depend on weights that change before it runs again.
-FIRST = (
-    "it changes its own attributes at its first run alone, as to fill a cache; "
-    "run the model once before"
-)
 
 
 def levels_at(model: nn.Module, inputs: Inputs, paths: list[str]) -> dict[str, int]:

@@ -86,6 +86,7 @@ class Inference:
         args: Argument,
         names: list[str],
     ) -> Inferred | tuple[Inferred, ...]:
+        import torch
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         metas = {name: program.metas[name] for name in names}
@@ -98,7 +99,8 @@ class Inference:
             device = program.metas[names[0]].device
             return found._replace(meta=found.meta._replace(device=device))
         if _is_pure(target) and any(map(_is_ambiguous, metas.values())):
-            # Where a value of 1 is not valid, or elements share memory:
+            # Fake tensors pass over such strides. They have the last word where a value
+            # of 1 is not valid, or elements share memory.
             with suppress(ShapeError, RuntimeError):
                 given = {name: _ones(meta) for name, meta in metas.items()}
                 return _results(target, args, names, given)
@@ -106,6 +108,10 @@ class Inference:
             self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         with self._mode:
             given = {name: _empty(meta, None) for name, meta in metas.items()}
+            if target is torch.ops.aten.batch_norm.default:
+                filled = mapped(args[0], lambda ref: given[ref.name])
+                if _scales(*filled[:6]):
+                    target, args = torch.ops.aten.neg.default, (args[0][:1], {})
             return _results(target, args, names, given)
 
 
@@ -119,8 +125,6 @@ def _results(
     import torch
 
     filled, keywords = mapped(args, lambda ref: given[ref.name])
-    if target is torch.ops.aten.batch_norm.default and _scales(*filled[:6]):
-        target, filled = torch.ops.aten.neg.default, filled[:1]  # lies alike
     try:
         with torch.no_grad():
             result = target(*filled, **keywords)
@@ -234,7 +238,8 @@ def _scales(
     training: bool,
 ) -> bool:
     """Whether a normalisation does no more than multiply and add, of fitting sizes and
-    one type. torch takes longer to find out how its result lies."""
+    one type. Its result then lies as a negation's does, among fake tensors, which take
+    longer to find that out."""
     vectors = [each for each in (weight, bias, mean, var) if each is not None]
     fitting = all(each.shape == x.shape[1:2] for each in vectors)
     plain = all(each.dtype == x.dtype for each in vectors) and x.is_floating_point()

@@ -134,6 +134,8 @@ class Observed:
 
     def _requires_grad(self, program: Program, name: str) -> bool:
         """Whether a value is a weight that requires gradients, or a view of one."""
+        if not program.metas[name].dtype.is_floating_point:
+            return False
         found = (self._weights.get(root) for root in roots_of(program, name))
         return any(weight is not None and weight.requires_grad for weight in found)
 
@@ -146,10 +148,16 @@ def _seen(run: Callable[[], torch.Tensor | Sequence[torch.Tensor]]) -> int:
     with torch.no_grad():
         result = run()
         made = [result] if isinstance(result, torch.Tensor) else result
-        own = {each.untyped_storage().data_ptr(): meta_of(each) for each in made}
-        del result, made
+        own: dict[int, int] = {}  # of each storage, that of the largest result in it
+        for each in made:
+            place, size = (
+                each.untyped_storage().data_ptr(),
+                storage_bytes(meta_of(each)),
+            )
+            own[place] = max(size, own.get(place, 0))
+        del result, made, each
         peak = activation_peak(run)
-    return max(0, peak - sum(map(storage_bytes, own.values())))
+    return max(0, peak - sum(own.values()))
 
 
 def _iterations(program: Program) -> list[Ranges]:

@@ -157,7 +157,7 @@ class Output:
     result goes. order: the buffer's dimensions from the outermost in memory inwards,
     so (0, 2, 1) is stored with the last two transposed. into: a value that dies here
     and whose memory the buffer is; None for memory of its own. inside: whether the
-    buffer is what the loop around this one writes: its result, as a view.
+    buffer is a view of the slice that the loop around this one writes.
     """
 
     inner: str

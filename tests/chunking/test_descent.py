@@ -286,7 +286,7 @@ def test_finer_steps_lower_what_a_loop_exceeds(build: Any) -> None:
         for region in search._around(target.program, at, budget, ()):
             whole = replace(region, step=region.step * max(1, region.chunks // 2))
             for made in search._made_both_ways((whole,)):
-                found = search._finer(search.start, made, budget)
+                found = search._finer(made, budget)
                 assert found.excess(budget) <= made.excess(budget)
                 assert len(found.regions) == 1
                 assert found.regions[0].slices == region.slices

@@ -86,6 +86,19 @@ def test_results_lie_as_those_of_real_tensors(data: st.DataObject) -> None:
     assert program.roots["z"] == "z"
 
 
+@given(laid_out(4).filter(lambda x: 1 in x.shape))
+def test_normalised_images_lie_as_those_of_real_tensors(x: torch.Tensor) -> None:
+    names = ["weight", "bias", "mean", "var"]
+    tensors = {"x": x, **{name: torch.ones(x.shape[1]) for name in names}}
+    metas = {name: meta_of(tensor) for name, tensor in tensors.items()}
+    program = Program([*tensors], {}, [], (), metas, {name: name for name in tensors})
+    rest = False, 0.1, 1e-5, False
+    args = *map(Ref, tensors), *rest
+    Inference().add(program, Op("z", aten.batch_norm.default, args))
+    real = aten.batch_norm.default(*tensors.values(), *rest)
+    assert program.metas["z"] == meta_of(real)
+
+
 class Holding:
     """An operator with a weight of its own."""
 
