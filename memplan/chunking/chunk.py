@@ -34,6 +34,7 @@ from memplan.graph.capture import Exports, export_parts
 from memplan.graph.check import aloud, undone
 from memplan.graph.liveness import results_bytes
 from memplan.graph.standin import StandIn
+from memplan.graph.written import check_parameters
 from memplan.units import format_bytes
 
 AGAIN = "search again with a budget"
@@ -142,8 +143,9 @@ class _Chunking:
         plan: str | os.PathLike[str] | ChunkPlan | None,
     ) -> Chunked:
         """Search, or reuse `plan`, and return the module; the model is as it was."""
+        self._options.progress("running the model")
+        check_parameters(self._model, self._inputs)
         with undone(self._model, self._inputs) as put_back:
-            self._options.progress("running the model")
             progress = self._options.progress
             self._bench = Workbench(self._model, self._inputs, progress)
             put_back()  # what it does at its first calls alone is seen again

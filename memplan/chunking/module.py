@@ -49,14 +49,14 @@ class Chunk:
     def settle(self) -> None:
         """Take the module's attributes as they are for those that it was chunked
         with."""
-        self._watch = Watch(self._weights.model, ())
+        self._watch = Watch(self._weights.model, (), caches=self.target.caches)
 
     def changed(self) -> str:
         """What changed in the module, as it is outside a call; "" if nothing did."""
         watch, reason = self._watch, self.outdated()
         if reason or watch is None:
             return reason
-        same = watch.same_modules() and watch.same_containers()
+        same = watch.same()
         return "" if same else "its modules or attributes have changed"
 
     @property
@@ -69,6 +69,7 @@ class Chunk:
         other = copy.copy(self)
         model = copy.deepcopy(self._weights.model, memo)
         other._weights = Weights(model, self._weights.constants)
+        other.target = replace(self.target, caches=None)  # those of this model
         other.settle()
         return other
 

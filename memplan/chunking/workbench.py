@@ -172,6 +172,9 @@ class Workbench:
             self.rejections.append(defect(where, failure))
             self.internal_errors[self.rejections[-1]] += 1
             return None
+        if stale := next(filter(None, map(Chunk.outdated, chunks.values())), ""):
+            self.rejections.append(f"the model itself runs: {stale}")
+            return None
         if error > self._tolerance:
             self.rejections.append(
                 f"results differ by {error:.1e}, more than {self._tolerance:.0e}"

@@ -48,6 +48,7 @@ from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.liveness import results_bytes
 from memplan.graph.program import Loop, Program
 from memplan.graph.standin import StandIn
+from memplan.graph.written import check_parameters
 from memplan.units import budget_of, format_bytes
 
 MAX_SLOWDOWN, WITH_BUDGET = 1.02, 1.1
@@ -159,6 +160,7 @@ class Compiling:
     def run(self, budget: str | int | None) -> Compiled:
         """The module; model and inputs are as they were."""
         bench = self._bench
+        check_parameters(bench.model, bench.inputs)
         with bench.unwritten():
             return bench.with_errors(self._found(budget))
 
@@ -281,6 +283,7 @@ class Compiling:
     def front(self) -> Front:
         """The plans that nothing beats; model and inputs are as they were."""
         bench = self._bench
+        check_parameters(bench.model, bench.inputs)
         with bench.unwritten():
             slowest = bench.options.max_slowdown
             bench.slowest = math.inf if slowest is None else slowest

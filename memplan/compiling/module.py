@@ -50,7 +50,7 @@ class Runner:
         self._weights = Weights(target.module, target.exported.constants)
         places = dict.fromkeys(program.constants.values())
         own = [each for each in places if each not in target.exported.constants]
-        self.watch = Watch(target.module, own, target.numbers)
+        self.watch = Watch(target.module, own, target.numbers, target.caches)
         self._strides = [each.stride() for each in inputs.tensors()]
         # Compared first, for speed.
         self.kinds = None if target.form.autocast else kinds_of(inputs)
@@ -125,7 +125,7 @@ class Runner:
     def outdated(self) -> str:
         """What changed in the model, beside its weights, so that its program is
         another; "" for nothing."""
-        if not self.watch.same_modules() or not self.watch.same_containers():
+        if not self.watch.same():
             return "its modules, attributes or hooks have changed"
         return self.watch.other_number()
 

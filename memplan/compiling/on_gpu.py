@@ -63,7 +63,7 @@ class OnGPU:
         """Take the weights as they are now."""
         target, known = self._target, places(self._target.module)
         own = [each for each in self.network.constants.values() if each in known]
-        watch = Watch(target.module, own, target.numbers)
+        watch = Watch(target.module, own, target.numbers, target.caches)
         torchs = {x.value: "onednn" for x in self._nodes if isinstance(x, FusedConv)}
         given = target.weights, self.network, self._nodes, torchs, self._stacks
         self._packs = Packs(*given)
@@ -80,7 +80,7 @@ class OnGPU:
     def stale(self) -> bool:
         """Whether the model has changed in more than its weights' values."""
         watch = self.watch
-        if not (watch.same_modules() and watch.same_containers()):
+        if not watch.same():
             return True
         return bool(watch.other_number()) or watch.other_kinds()
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from memplan.errors import InputError
+from memplan.graph.caches import Caches, Changes, changes_of
 from memplan.graph.call import Form, Inputs, Signature
 from memplan.graph.check import NOTES, SideEffectsError, Snapshot, without_effects
 from memplan.graph.export import (
@@ -28,7 +29,7 @@ from memplan.graph.lower import lower
 from memplan.graph.measure import MEMORY, Run, events_of
 from memplan.graph.nest import Rebuild, flatten, unknown
 from memplan.graph.numbers import NONE, Numbers
-from memplan.graph.program import Program
+from memplan.graph.program import Program, refs
 from memplan.graph.reach import Attributes
 from memplan.graph.standin import StandIn
 from memplan.graph.weights import Weights, has_hooks, hook_of
@@ -42,7 +43,7 @@ class Target:
     it was captured with. rebuild: makes the module's result of the program's outputs,
     with containers of its own. numbers: whose values it was exported with. outside:
     bytes of activations that are live outside the module while it runs. inference:
-    knows the shapes of its operators.
+    knows the shapes of its operators. caches: of the model, which it had not filled.
     """
 
     path: str
@@ -54,6 +55,7 @@ class Target:
     numbers: Numbers = NONE
     outside: int = 0
     inference: Inference = field(default_factory=Inference, repr=False, compare=False)
+    caches: Caches | None = field(default=None, repr=False, compare=False)
 
     @property
     def weights(self) -> Weights:
@@ -185,23 +187,20 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 class Exports:
     """Modules that were captured; left_alone: path of each other module -> reason.
 
-    changed: modules that change what their code can reach as they run. first: those of
-    them that do so at their first run alone, as to fill a cache.
+    changes: what the model changes as it runs.
     """
 
     targets: list[Target]
     left_alone: dict[str, str]
     inference: Inference = field(default_factory=Inference)
-    changed: set[nn.Module] = field(default_factory=set)
-    first: set[nn.Module] = field(default_factory=set)
+    changes: Changes = field(default_factory=Changes)
 
 
 Capture = Callable[[nn.Module, Inputs, Inference, Change], Target]
 
-# Refused, as what it will keep may be made of weights that are loaded before it runs.
 FIRST = (
-    "it changes its own attributes at its first run alone, as to fill a cache; "
-    "run the model once before"
+    "what it keeps at its first run alone may depend on its inputs or on what it "
+    "kept before; run the model once before"
 )
 
 
@@ -217,19 +216,16 @@ def export_parts(
     called more than once counts by its first call. Raises InputError if the model fails
     on the inputs.
     """
-    attributes = Attributes(model)
-    _run(model, inputs)
-    exports = Exports([], {}, changed=set(attributes.changed()))
-    if exports.changed:
-        settled = Attributes(model)
-        _run(model, inputs)
-        exports.first.update(exports.changed.difference(settled.changed()))
-    attributes.restore()
+    changes = changes_of(model, inputs, lambda: _run(model, inputs))
+    exports = Exports([], {}, changes=changes)
     reason = _exported(exports, model, inputs, change, whole)
     if reason is None:
         return exports
     exports.left_alone[""] = reason
-    _descend(exports, model, "", first_calls(model, inputs), change)
+    calls = first_calls(model, inputs)
+    if changes.caches is not None:
+        changes.caches.empty()
+    _descend(exports, model, "", calls, change)
     levels = levels_at(model, inputs, [target.path for target in exports.targets])
     exports.targets[:] = [
         replace(each, outside=levels[each.path]) for each in exports.targets
@@ -244,7 +240,7 @@ def _descend(
     calls: dict[str, Inputs],
     change: Change,
 ) -> None:
-    for name, child in module.named_children():
+    for name, child in [*module.named_children()]:  # a run may add some
         where = f"{path}.{name}" if path else name
         if where in calls:
             part = functools.partial(capture, path=where)
@@ -265,15 +261,34 @@ def _exported(
     captured: Capture,
 ) -> str | None:
     """Add a captured module; return the reason if it cannot be."""
-    if changed := exports.changed.intersection(module.modules()):
-        return NOTES if changed - exports.first else FIRST
+    changes, caches = exports.changes, exports.changes.caches
+    changed = changes.modules.intersection(module.modules())
+    if changed and caches is None:
+        return NOTES if changed - changes.first else FIRST
     try:
         _check_effects(module, inputs)  # first: it takes much less time
+        if caches is not None:
+            caches.empty()  # their values are to be made of the current weights
         target = captured(module, inputs, exports.inference, change)
+        if caches is not None:
+            target = _uncached(target, caches)
     except InputError as error:
         return str(error)
     exports.targets.append(target)
     return None
+
+
+def _uncached(target: Target, caches: Caches) -> Target:
+    """The target of a model that had not filled its caches. Raises NotExportableError
+    if it uses a tensor in whose place the model keeps another."""
+    program = target.program
+    taken = {name for op in program.ops for name in op.operands()}
+    taken.update(refs(program.outputs))
+    constants = {n: place for n, place in program.constants.items() if n in taken}
+    used = {id(target.weights[place]) for place in constants.values()}
+    if used & caches.replaced:
+        raise NotExportableError(FIRST)
+    return replace(target, program=replace(program, constants=constants), caches=caches)
 
 
 def _check_effects(module: nn.Module, inputs: Inputs) -> None:

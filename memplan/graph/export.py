@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import operator
@@ -29,6 +30,10 @@ Sizes = list[tuple["Tensor", set[int]]]  # dimensions of inputs
 
 EXPORT_SECONDS = 150.0  # an unrolled scan of long sequences takes for ever
 SOON = 0.002  # seconds until the next try to stop
+AGAIN = 1.0  # seconds until one after an exception that something may have swallowed
+# Functions in which, and in what they call, an export may not be stopped: the last runs
+# a module's code when it is imported.
+WHOLLY = {"__enter__", "__exit__", "__del__", "_call_with_frames_removed"}
 # Torch's own modules in which an export may be stopped.
 BETWEEN = (
     "torch.fx.interpreter",
@@ -233,14 +238,17 @@ class _TimeUpError(BaseException):
 def _may_stop(frame: FrameType | None) -> bool:
     """Whether an exception may be raised in a frame: in the model's code, in sympy's,
     or between the operators of a graph, but not while a context begins or ends, as the
-    stacks of torch's modes would then stay as they are."""
+    stacks of torch's modes would then stay as they are, nor while a module is imported,
+    as half of it would have run, nor in callbacks of the garbage collector, which
+    swallows it."""
     module = frame.f_globals.get("__name__", "") if frame else ""
     package = module.partition(".")[0]
     foreign = package not in {"torch", "memplan", *sys.stdlib_module_names}
     if not foreign and not module.startswith(BETWEEN):
         return False
-    while frame is not None:
-        if frame.f_code.co_name in {"__enter__", "__exit__", "__del__"}:
+    collecting = {getattr(each, "__code__", None) for each in gc.callbacks}
+    while frame is not None and frame.f_code is not export.__code__:
+        if frame.f_code.co_name in WHOLLY or frame.f_code in collecting:
             return False
         frame = frame.f_back
     return True
@@ -253,9 +261,10 @@ def _limited(seconds: float) -> Iterator[None]:
         return
 
     def stop(_: int, frame: FrameType | None) -> None:
-        if _may_stop(frame):
+        may = _may_stop(frame)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN if may else SOON)
+        if may:
             raise _TimeUpError
-        signal.setitimer(signal.ITIMER_REAL, SOON)
 
     # The program's own timer stops first: if it rang now, that would be `stop`'s.
     left, every = signal.setitimer(signal.ITIMER_REAL, 0)

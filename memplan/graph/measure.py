@@ -19,6 +19,7 @@ from memplan.graph.program import (
     Ranges,
     Ref,
     mapped,
+    results,
 )
 from memplan.graph.workspace import temporaries
 
@@ -175,8 +176,18 @@ def _iterations(program: Program) -> list[Ranges]:
 def _at(program: Program, name: str, ranges: Ranges) -> Meta:
     """A value's Meta while each loop covers the range given."""
     meta: Meta = program.metas[name]
-    shape = list(meta.shape)
-    for dim, window in program.moving.get(name, {}).items():
+    moving = program.moving.get(name)
+    if not moving:
+        return meta
+    shape, strides = list(meta.shape), list(meta.strides)
+    made = {each for step in program.ops for each in results(step)}
+    own = all(root.partition("[")[0] in made for root in roots_of(program, name))
+    for dim, window in moving.items():
         low, high = window.at(ranges)
+        # What the body makes is as large as its slice; of other memory it is a part.
+        span = meta.strides[dim] * meta.shape[dim]
+        for i, stride in enumerate(meta.strides):
+            if own and i != dim and span and stride >= span and not stride % span:
+                strides[i] = strides[i] * (high - low) // meta.shape[dim]
         shape[dim] = high - low
-    return meta._replace(shape=tuple(shape))
+    return meta._replace(shape=tuple(shape), strides=tuple(strides))

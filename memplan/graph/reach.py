@@ -36,7 +36,7 @@ Held = dict[object, object]
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Something that holds values, and those that it held `then`, by key or position.
 
     owner: the module whose code reaches it. put: makes it hold other values.
@@ -77,7 +77,7 @@ class Attributes:
     def __init__(self, model: nn.Module, inputs: Inputs | None = None) -> None:
         self.atoms: list[object] = []
         self.named: set[str] = set()
-        self._places: list[_Place] = []
+        self.places: list[Place] = []
         self._seen: dict[int, object] = {}  # kept alive, so that ids stay theirs
         given = inputs and (inputs.args, inputs.kwargs)
         self._left: list[tuple[nn.Module, object]] = [(model, given or model)]
@@ -92,18 +92,17 @@ class Attributes:
         """The tensors that were found."""
         return [each for each in self.atoms if isinstance(each, Tensor)]
 
+    def different(self) -> list[Place]:
+        """What holds another value now."""
+        return [each for each in self.places if each.differs() and not each.is_set_up()]
+
     def changed(self) -> list[nn.Module]:
         """The modules whose code reaches something that is another value now."""
-        found = [
-            each.owner
-            for each in self._places
-            if each.differs() and not each.is_set_up()
-        ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(each.owner for each in self.different()))
 
     def restore(self) -> None:
         """Put everything back."""
-        for each in self._places:
+        for each in self.places:
             if each.differs():
                 each.put(each.then)
 
@@ -151,7 +150,7 @@ class Attributes:
         put: Callable[[Held], None],
     ) -> None:
         then = now()
-        self._places.append(_Place(owner, now, put, then))
+        self.places.append(Place(owner, now, put, then))
         self._left += [(owner, each) for each in then.values()]
 
     def _object(self, owner: nn.Module, value: object, unseen: set[str]) -> None:

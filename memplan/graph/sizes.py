@@ -46,7 +46,7 @@ class OpenTarget:
     def same(self, module: nn.Module) -> bool:
         """Whether it is this module, with attributes as they were, and weights of the
         same shapes and types. What its code finds elsewhere may have changed."""
-        kept = self.watch.same_modules() and self.watch.same_containers()
+        kept = self.watch.same()
         return module is self.module and kept and _kinds(module) == self.weights
 
     def at(

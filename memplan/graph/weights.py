@@ -6,6 +6,7 @@ import copy
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +23,9 @@ from memplan.graph.contents import (
 from memplan.graph.nest import Kind
 from memplan.graph.numbers import NONE, Numbers
 from memplan.native import _state
+
+if TYPE_CHECKING:
+    from memplan.graph.caches import Caches
 
 
 def fetch(model: torch.nn.Module, name: str) -> torch.Tensor:
@@ -100,7 +104,7 @@ class Watch:
     """A model's state when it was compiled: cheap to compare at every call.
 
     names: of the tensors that were packed. numbers: that the model was exported with.
-    A change of a packed
+    caches: that it had not filled; that it does is no change. A change of a packed
     tensor in place is seen by its version, which every operation of torch raises but
     for batch normalisation, which counts, and for writes through ``.data`` and NumPy;
     those are seen where they change the first element, or one in the middle, of a
@@ -114,8 +118,10 @@ class Watch:
         model: torch.nn.Module,
         names: Iterable[str],
         numbers: Numbers = NONE,
+        caches: Caches | None = None,
     ) -> None:
         self._model, self._names, self._numbers = model, list(names), numbers
+        self._caches = caches
         self.settle()
         self._take_weights()
 
@@ -145,10 +151,17 @@ class Watch:
         """What has another value than the model was exported with; "" for nothing."""
         return self._numbers.changed(Weights(self._model, {}))
 
-    def same_containers(self) -> bool:
-        """Whether containers, objects and arrays that attributes hold, at any depth,
-        hold what they held."""
-        return self._modules.contents.same()
+    def same(self) -> bool:
+        """Whether modules and attributes are unchanged, and so is what containers,
+        objects and arrays that attributes hold, at any depth, hold."""
+        if self.same_modules() and self._modules.contents.same():
+            return True
+        caches = self._caches
+        if caches is None or not (self._modules.types.same() and caches.filled()):
+            return False
+        self.settle()
+        self._caches = None
+        return True
 
     def same_weights(self) -> bool:
         """Whether no tensor's values have changed."""
@@ -213,7 +226,7 @@ class _Modules:
             for hooks in (each._forward_hooks, each._forward_pre_hooks)
         ]
         self._groups = Groups(below, named, [*attributes, *hooks, *tensors])
-        self._types = Types(modules)
+        self.types = Types(modules)
         loose = [(group, name) for group, name in named if is_watched(group[name])]
         self._loose = [row(group, name) for group, name in loose]
         self._marks = marks(group[name] for group, name in loose)
@@ -256,7 +269,7 @@ class _Modules:
     def same(self) -> bool:
         """Whether all of it is as it was, but for `contents`."""
         return (
-            self._types.same()
+            self.types.same()
             and self._groups.same()
             and _state.holds_tensors(self._loose)
             and _state.has_bytes(self._marks)

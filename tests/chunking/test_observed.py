@@ -11,12 +11,16 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from memplan.chunking.chunk import chunk  # noqa: E402
+from memplan.chunking.code import compiled, source  # noqa: E402
 from memplan.chunking.options import ChunkOptions  # noqa: E402
+from memplan.chunking.region import Region, chunked  # noqa: E402
+from memplan.chunking.rules.flow import Slice  # noqa: E402
 from memplan.graph.export import export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
 from memplan.graph.liveness import profile  # noqa: E402
 from memplan.graph.lower import lower  # noqa: E402
 from memplan.graph.measure import Observed, activation_peak  # noqa: E402
+from memplan.graph.weights import Weights  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -109,6 +113,35 @@ def test_convolutions_in_chunks_are_estimated_as_they_are() -> None:
     plan = small.memplan
     assert plan.status == "chunked"
     assert plan.peak_bytes_after == pytest.approx(plan.measured_bytes_after, rel=0.03)
+
+
+class Rows(nn.Module):
+    """A perceptron of each pixel, and a convolution of its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 256), nn.Linear(256, 16)
+        self.conv = nn.Conv2d(16, 16, 7, padding=3, groups=16)
+
+    def forward(self, x: Any) -> Any:
+        rows = self.down(torch.relu(self.up(x)))
+        return self.conv(rows.permute(0, 3, 1, 2))
+
+
+def test_slices_at_an_edge_lie_as_they_do() -> None:
+    """They are shorter there, and the next image follows sooner."""
+    model, x, inference = Rows().eval(), torch.randn(4, 28, 28, 16), Inference()
+    exported = export(model, (x,), {})
+    program = lower(exported, inference)
+    rows = Slice(1, before=3, after=3)
+    slices = dict.fromkeys(("linear", "relu", "linear_1"), rows)
+    slices |= {"permute": rows._replace(dim=2), "conv2d": Slice(2)}
+    loops = chunked(program, Region(slices, 28, 4), inference)
+    weights = {value: model.get_parameter(n) for value, n in program.constants.items()}
+    run = compiled(source(loops, "rows"), "rows")
+    with torch.no_grad():
+        measured = activation_peak(lambda: run([x], Weights(model, {})))
+    assert profile(loops, False, Observed(weights).temporaries).peak == measured
 
 
 class Holding(nn.Module):

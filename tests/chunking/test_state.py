@@ -220,35 +220,6 @@ def test_what_the_model_notes_is_noted() -> None:
     assert model.calls == 1
 
 
-class Caching(nn.Module):
-    """Keeps what it makes of a weight at its first run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.cache = perceptron(), dict[str, Any]()
-
-    def forward(self, x: Any) -> Any:
-        if str(x.device) not in self.cache:
-            self.cache[str(x.device)] = 2 * self.inside[0].weight.mean()
-        return self.inside(x) * self.cache[str(x.device)]
-
-
-def test_a_cache_is_said_to_fill_at_the_first_run() -> None:
-    """Before that, the weights that it is made of may still be loaded."""
-    model, x = Caching().eval(), torch.randn(3, 101, 16)
-    module = small(model, x)
-    assert list(module.chunks) == ["inside"]
-    assert "run the model once before" in module.memplan.left_alone[""]
-    assert not model.cache
-    model.load_state_dict(Caching().state_dict())
-    with torch.no_grad():
-        assert relative_error(module(x), model(x)) <= 1e-5
-    module = small(model, x)
-    assert list(module.chunks) == [""]
-    with torch.no_grad():
-        assert relative_error(module(x), model(x)) <= 1e-5
-
-
 def test_it_stands_in_for_the_model() -> None:
     model, x = perceptron(), torch.randn(3, 101, 16)
     module = small(model, x)

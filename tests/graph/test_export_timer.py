@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +74,48 @@ def test_without_an_alarm_none_is_left(rang: threading.Event) -> None:
     exported(lambda: None, 100)
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert not rang.is_set()
+
+
+def test_what_the_garbage_collector_calls_is_not_stopped() -> None:
+    """It would swallow the exception, and the export never end."""
+    ended = []
+
+    def collected(phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            signal.raise_signal(signal.SIGALRM)
+            ended.append(phase)
+
+    def during() -> None:
+        gc.callbacks.append(collected)
+        gc.collect()
+        gc.callbacks.remove(collected)
+
+    with contextlib.suppress(NotExportableError):  # it may be stopped afterwards
+        exported(during, 100)
+    assert ended
+
+
+def test_an_import_is_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a module would have run, and torch's own do so as they are exported."""
+    code = "import signal\nsignal.raise_signal(signal.SIGALRM)\nis_whole = True\n"
+    (tmp_path / "imported_late.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with contextlib.suppress(NotExportableError):  # it may be stopped afterwards
+        exported(lambda: importlib.import_module("imported_late"), 100)
+    assert sys.modules.pop("imported_late").is_whole
+
+
+def test_a_stop_that_is_swallowed_is_tried_again() -> None:
+    def during() -> None:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGALRM)
+        while True:
+            pass
+
+    with pytest.raises(NotExportableError, match="more than 100 s"):
+        exported(during, 100)
 
 
 class Deep(torch.nn.Module):

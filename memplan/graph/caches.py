@@ -1,0 +1,115 @@
+"""What a model changes as it runs, and caches that it fills at its first run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from memplan.graph.call import Inputs
+from memplan.graph.check import results_of
+from memplan.graph.nest import PLAIN
+from memplan.graph.reach import Attributes, Place
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Where a model keeps what does not depend on its inputs' values, at its first run
+    alone. model: it before that run. replaced: ids of tensors that were there before.
+    """
+
+    model: Attributes
+    places: list[Place]
+    replaced: set[int]
+
+    def empty(self) -> None:
+        """Put the model back to before that run."""
+        self.model.restore()
+
+    def filled(self) -> bool:
+        """Whether all that differs from before that run is what the model keeps."""
+        return all(each in self.places for each in self.model.different())
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a model changes of what its code can reach.
+
+    modules: those whose code does. first: those of them that do so at their first run
+    alone. caches: of a model that only fills caches.
+    """
+
+    modules: set[nn.Module] = field(default_factory=set)
+    first: set[nn.Module] = field(default_factory=set)
+    caches: Caches | None = None
+
+
+def changes_of(model: nn.Module, inputs: Inputs, run: Callable[[], object]) -> Changes:
+    """What a run of the model changes, all of which is put back."""
+    before = Attributes(model)
+    run()
+    changed = set(before.changed())
+    if not changed:
+        before.restore()
+        return Changes()
+    settled = Attributes(model)
+    run()
+    first = changed.difference(settled.changed())
+    places, caches = before.different(), None
+    replaced = {
+        id(value)
+        for place in places
+        for key, value in place.then.items()
+        if isinstance(value, Tensor) and place.now().get(key) is not value
+    }
+    if first == changed and _independent(model, inputs, before):
+        caches = Caches(before, places, replaced)
+    before.restore()
+    return Changes(changed, first, caches)
+
+
+def _independent(model: nn.Module, inputs: Inputs, before: Attributes) -> bool:
+    """Whether what the model keeps is the same on these inputs and on others."""
+    found: list[list[object]] = []
+
+    def run(*args: object, **kwargs: object) -> object:
+        before.restore()
+        result = model(*args, **kwargs)
+        found.append(_kept(model, before))
+        return result
+
+    results_of(inputs, model, run)
+    return len(found) == 2 and _same(*found)
+
+
+def _kept(model: nn.Module, before: Attributes) -> list[object]:
+    """All that a model keeps that it did not before: in the order in which it is found,
+    with the keys."""
+    values: list[object] = []
+    for place in before.different():
+        for key, value in place.now().items():
+            if key not in place.then or place.then[key] is not value:
+                values += [key, value]
+    inside = Attributes(model, Inputs((values,), {}))
+    plain = [
+        each
+        for place in inside.places
+        for item in place.then.items()
+        for each in item
+        if isinstance(each, PLAIN)
+    ]
+    return [*plain, *inside.atoms]
+
+
+def _same(one: list[object], other: list[object]) -> bool:
+    return len(one) == len(other) and all(map(_equal, one, other))
+
+
+def _equal(one: object, other: object) -> bool:
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return one is other or (isinstance(one, PLAIN) and one == other)
+    if one.layout is not torch.strided or one.dtype != other.dtype:
+        return False
+    return bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
