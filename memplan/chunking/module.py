@@ -45,6 +45,7 @@ class Chunk:
         self._form = target.form
         self._signature = Signature()
         self._watch: Watch | None = None
+        self._unlike = ""  # why it does not fit its model
 
     def settle(self) -> None:
         """Take the module's attributes as they are for those that it was chunked
@@ -53,11 +54,9 @@ class Chunk:
 
     def changed(self) -> str:
         """What changed in the module, as it is outside a call; "" if nothing did."""
-        watch, reason = self._watch, self.outdated()
-        if reason or watch is None:
-            return reason
-        same = watch.same()
-        return "" if same else "its modules or attributes have changed"
+        same = self._watch is None or self._watch.same()  # first: it fills caches
+        reason = "" if same else "its modules or attributes have changed"
+        return self.outdated() or reason
 
     @property
     def original(self) -> Program:
@@ -70,6 +69,8 @@ class Chunk:
         model = copy.deepcopy(self._weights.model, memo)
         other._weights = Weights(model, self._weights.constants)
         other.target = replace(self.target, caches=None)  # those of this model
+        if self._watch is not None and self._watch.is_cold():
+            other._unlike = "it is a copy of a model that had not filled its caches"
         other.settle()
         return other
 
@@ -92,6 +93,8 @@ class Chunk:
     def outdated(self) -> str:
         """What changed in the module since its export, hooks of its parts included; ""
         if nothing did."""
+        if self._unlike:
+            return self._unlike
         if any(map(has_hooks, islice(self._weights.model.modules(), 1, None))):
             return "its modules have hooks"
         if number := self.target.numbers.changed(self._weights):

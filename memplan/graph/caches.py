@@ -11,26 +11,44 @@ from torch import Tensor, nn
 from memplan.graph.call import Inputs
 from memplan.graph.check import results_of
 from memplan.graph.nest import PLAIN
-from memplan.graph.reach import Attributes, Place
+from memplan.graph.reach import Attributes, Held, Place
+from memplan.graph.weights import Watch, fetch, places
 
 
-@dataclass(frozen=True)
 class Caches:
-    """Where a model keeps what does not depend on its inputs' values, at its first run
-    alone. model: it before that run. replaced: ids of tensors that were there before.
-    """
+    """What a model that has not run keeps at its first run alone, and which does not
+    depend on its inputs' values."""
 
-    model: Attributes
-    places: list[Place]
-    replaced: set[int]
+    def __init__(self, model: nn.Module, before: Attributes) -> None:
+        """before: the model, before that run."""
+        self._model, self._before = model, before
+        self._held: list[tuple[Place, Held]] = []
 
-    def empty(self) -> None:
-        """Put the model back to before that run."""
-        self.model.restore()
+    def take(self) -> None:
+        """Take what the model keeps now, after such a run: it is exported with it."""
+        if self._held:
+            return
+        self._held = [(each, each.now()) for each in self._before.different()]
+        self._kept = _kept(self._before)
+        there = {id(each) for each in self._before.tensors}
+        found = {each: fetch(self._model, each) for each in places(self._model)}
+        names = [name for name, tensor in found.items() if id(tensor) in there]
+        self._weights = Watch(self._model, names)
+
+    def fill(self) -> bool:
+        """Have the model, which is as before that run, keep what it would; whether that
+        is so: it may depend on weights, which are then others."""
+        if not self._weights.same_weights():
+            return False
+        for place, held in self._held:
+            place.put(held)
+        return True
 
     def filled(self) -> bool:
-        """Whether all that differs from before that run is what the model keeps."""
-        return all(each in self.places for each in self.model.different())
+        """Whether all that differs from before that run is that it was."""
+        places = [place for place, _ in self._held]
+        others = (each for each in self._before.different() if each not in places)
+        return next(others, None) is None and _same(_kept(self._before), self._kept)
 
 
 @dataclass(frozen=True)
@@ -57,15 +75,9 @@ def changes_of(model: nn.Module, inputs: Inputs, run: Callable[[], object]) -> C
     settled = Attributes(model)
     run()
     first = changed.difference(settled.changed())
-    places, caches = before.different(), None
-    replaced = {
-        id(value)
-        for place in places
-        for key, value in place.then.items()
-        if isinstance(value, Tensor) and place.now().get(key) is not value
-    }
+    caches = None
     if first == changed and _independent(model, inputs, before):
-        caches = Caches(before, places, replaced)
+        caches = Caches(model, before)
     before.restore()
     return Changes(changed, first, caches)
 
@@ -77,14 +89,14 @@ def _independent(model: nn.Module, inputs: Inputs, before: Attributes) -> bool:
     def run(*args: object, **kwargs: object) -> object:
         before.restore()
         result = model(*args, **kwargs)
-        found.append(_kept(model, before))
+        found.append(_kept(before))
         return result
 
     results_of(inputs, model, run)
     return len(found) == 2 and _same(*found)
 
 
-def _kept(model: nn.Module, before: Attributes) -> list[object]:
+def _kept(before: Attributes) -> list[object]:
     """All that a model keeps that it did not before: in the order in which it is found,
     with the keys."""
     values: list[object] = []
@@ -92,7 +104,7 @@ def _kept(model: nn.Module, before: Attributes) -> list[object]:
         for key, value in place.now().items():
             if key not in place.then or place.then[key] is not value:
                 values += [key, value]
-    inside = Attributes(model, Inputs((values,), {}))
+    inside = Attributes(before.model, Inputs((values,), {}))
     plain = [
         each
         for place in inside.places

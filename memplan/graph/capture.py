@@ -29,7 +29,7 @@ from memplan.graph.lower import lower
 from memplan.graph.measure import MEMORY, Run, events_of
 from memplan.graph.nest import Rebuild, flatten, unknown
 from memplan.graph.numbers import NONE, Numbers
-from memplan.graph.program import Program, refs
+from memplan.graph.program import Program
 from memplan.graph.reach import Attributes
 from memplan.graph.standin import StandIn
 from memplan.graph.weights import Weights, has_hooks, hook_of
@@ -199,8 +199,8 @@ class Exports:
 Capture = Callable[[nn.Module, Inputs, Inference, Change], Target]
 
 FIRST = (
-    "what it keeps at its first run alone may depend on its inputs or on what it "
-    "kept before; run the model once before"
+    "what it keeps at its first run alone may depend on its inputs; "
+    "run the model once before"
 )
 
 
@@ -222,10 +222,7 @@ def export_parts(
     if reason is None:
         return exports
     exports.left_alone[""] = reason
-    calls = first_calls(model, inputs)
-    if changes.caches is not None:
-        changes.caches.empty()
-    _descend(exports, model, "", calls, change)
+    _descend(exports, model, "", first_calls(model, inputs), change)
     levels = levels_at(model, inputs, [target.path for target in exports.targets])
     exports.targets[:] = [
         replace(each, outside=levels[each.path]) for each in exports.targets
@@ -268,27 +265,12 @@ def _exported(
     try:
         _check_effects(module, inputs)  # first: it takes much less time
         if caches is not None:
-            caches.empty()  # their values are to be made of the current weights
+            caches.take()
         target = captured(module, inputs, exports.inference, change)
-        if caches is not None:
-            target = _uncached(target, caches)
     except InputError as error:
         return str(error)
-    exports.targets.append(target)
+    exports.targets.append(replace(target, caches=caches))
     return None
-
-
-def _uncached(target: Target, caches: Caches) -> Target:
-    """The target of a model that had not filled its caches. Raises NotExportableError
-    if it uses a tensor in whose place the model keeps another."""
-    program = target.program
-    taken = {name for op in program.ops for name in op.operands()}
-    taken.update(refs(program.outputs))
-    constants = {n: place for n, place in program.constants.items() if n in taken}
-    used = {id(target.weights[place]) for place in constants.values()}
-    if used & caches.replaced:
-        raise NotExportableError(FIRST)
-    return replace(target, program=replace(program, constants=constants), caches=caches)
 
 
 def _check_effects(module: nn.Module, inputs: Inputs) -> None:

@@ -75,6 +75,7 @@ class Attributes:
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs | None = None) -> None:
+        self.model = model
         self.atoms: list[object] = []
         self.named: set[str] = set()
         self.places: list[Place] = []

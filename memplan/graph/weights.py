@@ -104,7 +104,7 @@ class Watch:
     """A model's state when it was compiled: cheap to compare at every call.
 
     names: of the tensors that were packed. numbers: that the model was exported with.
-    caches: that it had not filled; that it does is no change. A change of a packed
+    caches: that it had not filled; that they are is no change. A change of a packed
     tensor in place is seen by its version, which every operation of torch raises but
     for batch normalisation, which counts, and for writes through ``.data`` and NumPy;
     those are seen where they change the first element, or one in the middle, of a
@@ -126,7 +126,8 @@ class Watch:
         self._take_weights()
 
     def settle(self) -> None:
-        """Take modules and attributes as they are now."""
+        """Take modules and attributes as they are now, and caches for not filled."""
+        self._cold = self._caches
         self._modules = _Modules(self._model)
         packed = {id(fetch(self._model, name)) for name in self._names}
         self._layouts = _layouts(self._model, packed)
@@ -153,15 +154,27 @@ class Watch:
 
     def same(self) -> bool:
         """Whether modules and attributes are unchanged, and so is what containers,
-        objects and arrays that attributes hold, at any depth, hold."""
+        objects and arrays that attributes hold, at any depth, hold.
+
+        Before a first run it fills the caches, as the model itself would.
+        """
+        caches = self._cold
         if self.same_modules() and self._modules.contents.same():
-            return True
-        caches = self._caches
-        if caches is None or not (self._modules.types.same() and caches.filled()):
-            return False
-        self.settle()
-        self._caches = None
-        return True
+            if caches is None:
+                return True
+            ready = caches.fill()
+        else:
+            ready = (
+                caches is not None and self._modules.types.same() and caches.filled()
+            )
+        if ready:
+            self.settle()
+            self._cold = None
+        return ready
+
+    def is_cold(self) -> bool:
+        """Whether the model has caches that it has not filled."""
+        return self._cold is not None
 
     def same_weights(self) -> bool:
         """Whether no tensor's values have changed."""
