@@ -69,7 +69,7 @@ class Chunk:
         model = copy.deepcopy(self._weights.model, memo)
         other._weights = Weights(model, self._weights.constants)
         other.target = replace(self.target, caches=None)  # those of this model
-        if self._watch is not None and self._watch.is_cold():
+        if self._watch is not None and self._watch.is_cold:
             other._unlike = "it is a copy of a model that had not filled its caches"
         other.settle()
         return other

@@ -44,6 +44,10 @@ class Caches:
             place.put(held)
         return True
 
+    def empty(self) -> bool:
+        """Whether the model is as before that run."""
+        return not self._before.different()
+
     def filled(self) -> bool:
         """Whether all that differs from before that run is that it was."""
         places = [place for place, _ in self._held]

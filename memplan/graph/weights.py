@@ -127,7 +127,7 @@ class Watch:
 
     def settle(self) -> None:
         """Take modules and attributes as they are now, and caches for not filled."""
-        self._cold = self._caches
+        self.is_cold = self._caches is not None
         self._modules = _Modules(self._model)
         packed = {id(fetch(self._model, name)) for name in self._names}
         self._layouts = _layouts(self._model, packed)
@@ -156,25 +156,19 @@ class Watch:
         """Whether modules and attributes are unchanged, and so is what containers,
         objects and arrays that attributes hold, at any depth, hold.
 
-        Before a first run it fills the caches, as the model itself would.
+        Before a first run, or if the model was put back to that, it fills the caches,
+        as the model itself would.
         """
-        caches = self._cold
-        if self.same_modules() and self._modules.contents.same():
-            if caches is None:
-                return True
-            ready = caches.fill()
-        else:
-            ready = (
-                caches is not None and self._modules.types.same() and caches.filled()
-            )
+        if self.same_modules() and self._modules.contents.same() and not self.is_cold:
+            return True
+        caches = self._caches
+        if caches is None or not self._modules.types.same():
+            return False
+        ready = caches.fill() if caches.empty() else caches.filled()
         if ready:
             self.settle()
-            self._cold = None
+            self.is_cold = False
         return ready
-
-    def is_cold(self) -> bool:
-        """Whether the model has caches that it has not filled."""
-        return self._cold is not None
 
     def same_weights(self) -> bool:
         """Whether no tensor's values have changed."""
