@@ -129,7 +129,9 @@ class Watch:
         """Take modules and attributes as they are now, and caches for not filled."""
         self.is_cold = self._caches is not None
         self._modules = _Modules(self._model)
-        packed = {id(fetch(self._model, name)) for name in self._names}
+        # A layer that the first run makes is not there before.
+        there = Weights(self._model, dict.fromkeys(self._names))
+        packed = {id(there[name]) for name in self._names}
         self._layouts = _layouts(self._model, packed)
 
     def _take_weights(self) -> None:
