@@ -24,7 +24,7 @@ from memplan.graph.nest import Kind
 from memplan.graph.parts import replaced
 from memplan.graph.program import Program
 from memplan.graph.standin import Run, StandIn, all_hooked
-from memplan.graph.weights import Watch, Weights, has_hooks
+from memplan.graph.weights import UNFILLED, Watch, Weights, has_hooks
 
 if TYPE_CHECKING:
     from memplan.chunking.shapes import OtherSizes
@@ -54,9 +54,13 @@ class Chunk:
 
     def changed(self) -> str:
         """What changed in the module, as it is outside a call; "" if nothing did."""
-        same = self._watch is None or self._watch.same()  # first: it fills caches
-        reason = "" if same else "its modules or attributes have changed"
-        return self.outdated() or reason
+        watch = self._watch
+        same = watch is None or watch.same()
+        if watch is not None and watch.is_cold():
+            return UNFILLED
+        return self.outdated() or (
+            "" if same else "its modules or attributes have changed"
+        )
 
     @property
     def original(self) -> Program:
@@ -69,7 +73,7 @@ class Chunk:
         model = copy.deepcopy(self._weights.model, memo)
         other._weights = Weights(model, self._weights.constants)
         other.target = replace(self.target, caches=None)  # those of this model
-        if self._watch is not None and self._watch.is_cold:
+        if self._watch is not None and self._watch.is_cold():
             other._unlike = "it is a copy of a model that had not filled its caches"
         other.settle()
         return other
@@ -248,7 +252,8 @@ class Chunked(StandIn):
         chunks = self._chunks_for(form, inputs)
         for chunk in chunks.values():
             if reason := chunk.changed():
-                self._warn(f"{reason}; chunk it again")
+                advice = "" if reason == UNFILLED else "; chunk it again"
+                self._warn(f"{reason}{advice}")
                 chunks = {}
                 break
         return (form, partial(self._run, chunks, inputs)) if chunks else None

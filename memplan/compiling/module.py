@@ -27,7 +27,7 @@ from memplan.graph.program import Program, mapped
 from memplan.graph.programs import Programs
 from memplan.graph.requests import fills_new_memory
 from memplan.graph.standin import Run, StandIn, intercepted
-from memplan.graph.weights import Watch, Weights
+from memplan.graph.weights import UNFILLED, Watch, Weights
 
 MOST_CHANGES = 3  # of weights, in calls in a row, until they are not bound any more
 OTHER_KINDS = "weights have other shapes or types than when it was compiled"
@@ -126,6 +126,8 @@ class Runner:
         """What changed in the model, beside its weights, so that its program is
         another; "" for nothing."""
         if not self.watch.same():
+            if self.watch.is_cold():
+                return UNFILLED
             return "its modules, attributes or hooks have changed"
         return self.watch.other_number()
 

@@ -79,12 +79,15 @@ class Attributes:
         self.atoms: list[object] = []
         self.named: set[str] = set()
         self.places: list[Place] = []
+        self.plain: list[object] = []
         self._seen: dict[int, object] = {}  # kept alive, so that ids stay theirs
         given = inputs and (inputs.args, inputs.kwargs)
         self._left: list[tuple[nn.Module, object]] = [(model, given or model)]
         while self._left and len(self._seen) < MOST:
             owner, value = self._left.pop()
-            if not isinstance(value, PLAIN) and id(value) not in self._seen:
+            if isinstance(value, PLAIN):
+                self.plain.append(value)
+            elif id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._look(owner, value)
 

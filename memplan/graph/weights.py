@@ -100,6 +100,10 @@ def places(model: torch.nn.Module) -> set[str]:
     return own | {*dict(model.named_buffers(remove_duplicate=False))}
 
 
+# Why a model runs once by itself.
+UNFILLED = "its first run fills its caches"
+
+
 class Watch:
     """A model's state when it was compiled: cheap to compare at every call.
 
@@ -127,7 +131,7 @@ class Watch:
 
     def settle(self) -> None:
         """Take modules and attributes as they are now, and caches for not filled."""
-        self.is_cold = self._caches is not None
+        self._is_cold = self._caches is not None and self._caches.empty()
         self._modules = _Modules(self._model)
         # A layer that the first run makes is not there before.
         there = Weights(self._model, dict.fromkeys(self._names))
@@ -156,21 +160,19 @@ class Watch:
 
     def same(self) -> bool:
         """Whether modules and attributes are unchanged, and so is what containers,
-        objects and arrays that attributes hold, at any depth, hold.
-
-        Before a first run, or if the model was put back to that, it fills the caches,
-        as the model itself would.
-        """
-        if self.same_modules() and self._modules.contents.same() and not self.is_cold:
+        objects and arrays that attributes hold, at any depth, hold; not before the
+        model has filled its caches, as it was exported with these."""
+        if not self._is_cold and self.same_modules() and self._modules.contents.same():
             return True
         caches = self._caches
-        if caches is None or not self._modules.types.same():
+        if caches is None or not (self._modules.types.same() and caches.filled()):
             return False
-        ready = caches.fill() if caches.empty() else caches.filled()
-        if ready:
-            self.settle()
-            self.is_cold = False
-        return ready
+        self.settle()
+        return True
+
+    def is_cold(self) -> bool:
+        """Whether the model has caches that it has not filled."""
+        return self._caches is not None and self._is_cold and self._caches.empty()
 
     def same_weights(self) -> bool:
         """Whether no tensor's values have changed."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -36,26 +37,33 @@ def check_parameters(model: nn.Module, inputs: Inputs) -> None:
 
 
 class _Kept(TorchDispatchMode):  # type: ignore[misc]
-    """Copies each parameter before an operator writes to its memory."""
+    """Copies each parameter before an operator writes to its memory, and holds the
+    memory that each has."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = model
         self._left: dict[int, list[tuple[str, Tensor]]] = {}
-        for name, each in model.named_parameters():
-            if each.layout is torch.strided and (place := _place(each)):
+        named = [item for item in model.named_parameters() if not is_lazy(item[1])]
+        for name, each in named:
+            if place := _place(each):
                 self._left.setdefault(place, []).append((name, each))
         self._copies: list[tuple[str, Tensor, Tensor]] = []
+        self._data = [(name, each, each.data) for name, each in named]
 
     def names(self, inputs: Inputs) -> list[str]:
         """The parameters that a run writes to."""
         with torch.no_grad(), contextlib.suppress(Exception), self:
             inputs.run(self._model)  # the user's code may raise anything
-        return [name for name, _, _ in self._copies]
+        other = (n for n, each, data in self._data if _place(each) != _place(data))
+        return [*(name for name, _, _ in self._copies), *other]
 
     def restore(self) -> None:
         """Put the values back."""
         with torch.inference_mode():  # which may write to tensors made in it, too
+            for _, parameter, data in self._data:
+                if _place(parameter) != _place(data):
+                    parameter.data = data
             for _, parameter, copy in self._copies:
                 parameter.copy_(copy)
 
@@ -72,11 +80,12 @@ class _Kept(TorchDispatchMode):  # type: ignore[misc]
 
     def _keep(self, given: object) -> None:
         for each in tree_leaves(given):
-            if isinstance(each, Tensor) and each.layout is torch.strided:
+            if isinstance(each, Tensor):
                 for name, parameter in self._left.pop(_place(each), ()):
                     self._copies.append((name, parameter, parameter.detach().clone()))
 
 
 def _place(tensor: Tensor) -> int:
-    """The address of its storage; 0 if it has none."""
-    return int(tensor.untyped_storage().data_ptr())
+    """The address of its storage; 0 for none, as of sparse tensors."""
+    strided = tensor.layout is torch.strided
+    return int(tensor.untyped_storage().data_ptr()) if strided else 0

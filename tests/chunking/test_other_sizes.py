@@ -306,14 +306,9 @@ def noting(self: Any, x: Any, y: Any) -> Any:
 def test_what_only_some_sizes_change_is_not_lost() -> None:
     made = sized(noting)
     made.check(180)
-    before = made.model.seen
-    x = torch.randn(1, 150, 32)
-    with torch.no_grad():
-        made.small(x)
-    assert made.model.seen == [150.0] != before
-    x = torch.randn(1, 180, 32)
     with torch.no_grad(), pytest.warns(UserWarning, match="the model runs unchanged"):
-        assert torch.equal(made.small(x), made.model(x))
+        made.small(torch.randn(1, 150, 32))
+    assert made.model.seen == [150.0]
 
 
 def sliced(self: Any, x: Any, y: Any) -> Any:

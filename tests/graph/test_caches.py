@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -85,44 +86,95 @@ def check(module: Any, model: Any, x: Any) -> None:
         assert relative_error(model(x), module(x)) <= 1e-5
 
 
+def check_first(module: Any, model: Any, x: Any) -> None:
+    """The model itself runs, which is said."""
+    with pytest.warns(UserWarning, match="first run fills its caches"):
+        check(module, model, x)
+
+
 @verbs
 @pytest.mark.parametrize("keep", [of_weight, of_size, of_replaced])
-def test_caches_are_filled_at_the_first_call(verb: Any, keep: Any) -> None:
+def test_the_model_itself_makes_its_first_run(verb: Any, keep: Any) -> None:
     model, x = made(keep)
     expected, first = copy.deepcopy(model), model.first
     module = verb(model, x)
     assert is_whole(module)
     assert not model.cache
     assert model.first is first
+    check_first(module, expected, x)
     for _ in range(2):
         check(module, expected, x)
     assert torch.equal(model.cache["kept"], expected.cache["kept"])
     assert torch.equal(model.first, expected.first)
+    model.cache["kept"] = torch.zeros(())
+    with torch.no_grad(), pytest.warns(UserWarning, match="have changed"):
+        assert not module(x).any()
 
 
 @verbs
-def test_weights_that_are_loaded_before_the_first_run_are_seen(verb: Any) -> None:
-    """What the model is to keep is another."""
+def test_what_weights_that_are_loaded_before_it_make_is_a_change(verb: Any) -> None:
     model, x = made(of_weight)
     other = Keeps(of_weight).eval()
     module = verb(model, x)
     model.load_state_dict(other.state_dict())
+    check_first(module, other, x)
     with pytest.warns(UserWarning, match="have changed"):
         check(module, other, x)
 
 
 @verbs
-@pytest.mark.parametrize("keep", [of_weight, of_size, of_replaced])
-def test_a_run_of_the_model_itself_fills_them(verb: Any, keep: Any) -> None:
-    """That is no change, and what else is changed then or later is one."""
-    model, x = made(keep)
+def test_it_may_be_called_before(verb: Any) -> None:
+    model, x = made(of_weight)
     module = verb(model, x)
     with torch.no_grad():
         model(x)
     check(module, model, x)
-    model.cache["kept"] = torch.zeros(())
-    with torch.no_grad(), pytest.warns(UserWarning, match="have changed"):
-        assert not module(x).any()
+
+
+class Pairs(Keeps):
+    """Keeps numbers in a tuple."""
+
+    def forward(self, x: Any) -> Any:
+        if not self.cache:
+            self.cache["kept"] = (1.0, float((x > 20).any()))
+        return self.inside(x) * (1 + self.cache["kept"][1])
+
+
+@verbs
+def test_what_other_inputs_fill_is_a_change(verb: Any) -> None:
+    """Noise did not show that it depends on them."""
+    torch.manual_seed(0)
+    model, x = Pairs(of_size).eval(), torch.randn(3, 101, 16)
+    other = copy.deepcopy(model)
+    module = verb(model, x)
+    check_first(module, other, 100 * x)
+    with pytest.warns(UserWarning, match="have changed"):
+        check(module, other, x)
+    assert model.cache == other.cache == {"kept": (1.0, 1.0)}
+
+
+class Differs(Keeps):
+    """Its first run gives another result."""
+
+    def forward(self, x: Any) -> Any:
+        y = self.inside(x)
+        if not self.cache:
+            self.cache["kept"] = torch.ones(())
+            return y / 2
+        return y
+
+
+@verbs
+def test_a_first_run_that_differs_is_as_it_was(verb: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Differs(of_size).eval(), torch.randn(3, 101, 16)
+    other, module = copy.deepcopy(model), verb(model, x)
+    assert not is_whole(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # parts may wait for the model's first run
+        check(module, other, x)
+    for _ in range(2):
+        check(module, other, x)
 
 
 @verbs
@@ -155,7 +207,7 @@ def test_a_copy_of_one_that_has_not_run_is_to_be_chunked_again() -> None:
     with pytest.warns(UserWarning, match="copy of a model"):
         check(other, copy.deepcopy(model), x)
     assert not model.cache
-    check(module, copy.deepcopy(model), x)
+    check_first(module, copy.deepcopy(model), x)
     other = copy.deepcopy(module)  # which has run by now
     check(other, copy.deepcopy(model), x)
 
@@ -174,23 +226,30 @@ def test_what_other_values_fill_is_a_change() -> None:
 class Rescales(nn.Module):
     """Halves a weight at its first run, or at every one."""
 
-    def __init__(self, always: bool) -> None:
+    def __init__(self, always: bool, anew: bool) -> None:
         super().__init__()
         self.inside = nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 16))
-        self.always, self.is_scaled = always, False
+        self.always, self.anew, self.is_scaled = always, anew, False
 
     def forward(self, x: Any) -> Any:
         if self.always or not self.is_scaled:
+            weight = self.inside[0].weight
             with torch.no_grad():
-                self.inside[0].weight.div_(2)
+                if self.anew:
+                    weight.data = weight.data / 2
+                else:
+                    weight.div_(2)
             self.is_scaled = True
         return self.inside(x)
 
 
 @verbs
 @pytest.mark.parametrize("always", [False, True])
-def test_who_writes_to_parameters_is_refused(verb: Any, always: bool) -> None:
-    model, x = Rescales(always).eval(), torch.randn(3, 101, 16)
+@pytest.mark.parametrize("anew", [False, True])
+def test_who_writes_to_parameters_is_refused(
+    verb: Any, always: bool, anew: bool
+) -> None:
+    model, x = Rescales(always, anew).eval(), torch.randn(3, 101, 16)
     weight = model.inside[0].weight.detach().clone()
     with pytest.raises(InputError, match=r"parameter 'inside\.0\.weight'") as caught:
         verb(model, x)
