@@ -235,8 +235,8 @@ class Descent(Generic[Made]):
         needs less than the model.
 
         If the lowest of all is too slow, bisects between its peak and the model's, for
-        which half of a limited time is left, from above: there a fast one is soon
-        found. A module that is too slow counts only if all are.
+        which half of a limited time is left. A module that is too slow counts only if
+        all are.
         """
         peak, stop, now = self._bench.peak, self._stop, time.monotonic()
         self._stop = now + (stop - now) / 2
@@ -250,7 +250,7 @@ class Descent(Generic[Made]):
         slow, fast = self.fastest([lowest])
         low, high = peak(lowest), self._bench.before
         while not fast and low <= NEAR * high and not self.interrupted:
-            limit = max(low + 1, math.isqrt(low * high), high // 2)
+            limit = max(low + 1, math.isqrt(low * high))
             try:
                 found = self.within(limit, until="fast")
             except KeyboardInterrupt:
