@@ -149,16 +149,17 @@ def _seen(run: Callable[[], torch.Tensor | Sequence[torch.Tensor]]) -> int:
     with torch.no_grad():
         result = run()
         made = [result] if isinstance(result, torch.Tensor) else result
+        sizes = [(_address(each), storage_bytes(meta_of(each))) for each in made]
         own: dict[int, int] = {}  # of each storage, that of the largest result in it
-        for each in made:
-            place, size = (
-                each.untyped_storage().data_ptr(),
-                storage_bytes(meta_of(each)),
-            )
+        for place, size in sizes:
             own[place] = max(size, own.get(place, 0))
-        del result, made, each
+        del result, made
         peak = activation_peak(run)
     return max(0, peak - sum(own.values()))
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def _iterations(program: Program) -> list[Ranges]:

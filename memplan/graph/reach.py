@@ -71,7 +71,8 @@ class Attributes:
     Attributes of modules with hooks, which may change them at every call, may differ.
     inputs: to look at what a call of the model is given, and not at the model.
     atoms: what was found that is not looked into, tensors among it. named: by the
-    users' functions among it, as globals and attributes.
+    users' functions among it, as globals and attributes. places: what holds values.
+    plain: numbers, strings and bytes, each time that they are held.
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs | None = None) -> None:
