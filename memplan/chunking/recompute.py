@@ -162,13 +162,12 @@ def again(program: Program, names: Iterable[str]) -> Program:
 
 def recomputable(program: Program) -> list[Recompute]:
     """Values that can be computed again, those first that take most memory
-    for longest.
+    for longest; after them those for which others are kept, of half their size at most.
 
     program: without loops.
     """
-    last, owned = lifetimes(program)
-    maker = {name: i for i, step in enumerate(program.ops) for name in results(step)}
-    uses = {name: [i] for name, i in maker.items()}
+    lives = _Lives(program)
+    uses = {name: [i] for name, i in lives.maker.items()}
     for i, step in enumerate(program.ops):
         for name in dict.fromkeys(step.operands()):
             if name in uses:
@@ -178,17 +177,19 @@ def recomputable(program: Program) -> list[Recompute]:
     for name, users in uses.items():
         gaps = [late - early for early, late in pairwise(users)]
         roots = set(roots_of(program, name))
-        if not gaps or max(gaps) < LEAST_GAP or not roots <= owned.keys() - given:
+        if not gaps or max(gaps) < LEAST_GAP or not roots <= lives.owned.keys() - given:
             continue
         at = users[gaps.index(max(gaps)) + 1]
-        saves = sum(owned[root] for root in roots)
+        saves = sum(lives.owned[root] for root in roots)
         if not saves:
             continue
-        ops = _behind(program, name, at, last, maker)
+        ops, kept = lives.behind(name, at, 0)
         if len(ops) > max(gaps):  # longer than what it bridges
-            continue
-        found.append(Recompute(name, at, ops, saves, max(gaps)))
-    return sorted(found, key=lambda each: (-each.saves * each.gap, each.at))
+            ops, kept = lives.behind(name, at, saves // 2)
+        if len(ops) <= max(gaps):
+            more = Recompute(name, at, ops, saves - kept, max(gaps))
+            found.append((kept > 0, -more.saves * more.gap, at, name, more))
+    return [more for *_, more in sorted(found)]
 
 
 def recomputed(program: Program, what: Recompute) -> Program:
@@ -238,21 +239,38 @@ def _renamed(op: Op, new: dict[str, str], name: str) -> Op:
     return Op(name, op.target, args, kwargs, op.line)
 
 
-def _behind(
-    program: Program, name: str, at: int, last: dict[str, int], maker: dict[str, int]
-) -> tuple[int, ...]:
-    """The operators that make a value from what is still there at `at`."""
-    gone = set(roots_of(program, name))
-    found: set[int] = set()
-    rest = [name]
-    while rest:
-        i = maker[rest.pop()]
-        if i in found:
-            continue
-        found.add(i)
-        for operand in program.ops[i].operands():
-            roots = roots_of(program, operand)
-            kept = all(last[root] >= at and root not in gone for root in roots)
-            if operand in maker and not kept:
-                rest.append(operand)
-    return tuple(sorted(found))
+class _Lives:
+    """The values of a program without loops.
+
+    maker: the positions of the operators that make them. last, owned: see `lifetimes`.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.last, self.owned = lifetimes(program)
+        made = ((i, results(step)) for i, step in enumerate(program.ops))
+        self.maker = {name: i for i, names in made for name in names}
+
+    def behind(self, name: str, at: int, room: int) -> tuple[tuple[int, ...], int]:
+        """The operators that make a value from what is there at `at`, and the bytes of
+        what is kept until then for it: at most `room`."""
+        gone = set(roots_of(self._program, name))
+        found: set[int] = set()
+        longer: set[str] = set()  # storages that are kept
+        rest = [name]
+        while rest:
+            i = self.maker[rest.pop()]
+            if i in found:
+                continue
+            found.add(i)
+            operands = self._program.ops[i].operands()
+            for operand in filter(self.maker.__contains__, operands):
+                roots = roots_of(self._program, operand)
+                early = {root for root in roots if self.last[root] < at} - longer
+                size = sum(self.owned.get(root, room + 1) for root in early)
+                if size <= room and gone.isdisjoint(roots):
+                    longer |= early
+                    room -= size
+                else:
+                    rest.append(operand)
+        return tuple(sorted(found)), sum(self.owned[root] for root in longer)

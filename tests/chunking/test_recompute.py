@@ -126,6 +126,51 @@ def test_a_chain_keeps_nothing_twice() -> None:
     assert len(list(bases(program_of(chain, torch.randn(1, 4, 16, 16))))) == 1
 
 
+class Grown(nn.Module):
+    """A small image, made by many layers and enlarged, of which the first use and the
+    last are far apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = 3 * [(32, 128), (128, 32)]
+        self.small = nn.Sequential(*(nn.Conv2d(*pair, 5, padding=2) for pair in pairs))
+        self.large = nn.Conv2d(32, 32, 3, padding=1)
+        self.inner = nn.Sequential(nn.Conv2d(32, 16, 3, padding=1), nn.Sigmoid())
+        self.beside = nn.Conv2d(32, 16, 1)
+
+    def forward(self, x: Any) -> Any:
+        x = nn.functional.interpolate(self.small(x), scale_factor=4)
+        x = self.large(x)
+        return self.inner(x) + self.beside(x)
+
+
+def test_the_small_value_that_a_large_one_is_made_of_is_kept() -> None:
+    torch.manual_seed(0)
+    model, x = Grown().eval(), torch.randn(1, 32, 16, 16)
+    exports = exports_of(model, x)
+    program = exports.targets[0].program
+    (what,) = recomputable(program)
+    assert [program.ops[i].key for i in what.ops] == [
+        "aten.upsample_nearest2d",
+        "aten.conv2d",
+    ]
+    small, large = 4 * 32 * 16 * 16, 4 * 32 * 64 * 64
+    assert what.saves == large - small  # and not the six layers before
+    *_, base = bases(program)
+    assert base.again == (what.name,)
+
+    def between(program: Any) -> int:
+        """Bytes that are live when the activation runs."""
+        (at,) = (i for i, op in enumerate(program.ops) if op.key == "aten.sigmoid")
+        return profile(program).live[at]
+
+    assert between(base.program) == between(program) - what.saves
+    plan = with_trial(model, x, searched(exports, base).best)
+    module = memplan.chunk(model, x, plan=plan, options=ANY)
+    with torch.no_grad():
+        assert relative_error(model(x), module(x)) <= 1e-5
+
+
 class Windowed(nn.Module):
     """Three layers of attention to the last 32 positions, with one mask."""
 

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from memplan.compiling import bench  # noqa: E402
 from memplan.compiling.backend import backend  # noqa: E402
 from tests.chunking import models  # noqa: E402
 
@@ -52,10 +51,9 @@ def test_a_network_answers_as_itself() -> None:
     torch._dynamo.reset()
 
 
-def test_a_graph_runs_in_an_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_runs_in_an_arena(faster: None) -> None:
     from memplan.graph.measure import activation_peak
 
-    monkeypatch.setattr(bench, "seconds", lambda runs, **_: [1.0, 0.5])
     model, x = models.attention(tokens=256)
     torch._dynamo.reset()
     ready = torch.compile(model, backend=backend)

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
+from memplan.compiling import bench  # noqa: E402
 from memplan.errors import UsageError  # noqa: E402
 from tests.compiling.modules import compiled, perceptron  # noqa: E402
 from tests.compiling.random_models import SHAPE, Made, Model, models  # noqa: E402
@@ -198,7 +199,10 @@ def test_arguments_of_any_name(name: str, tmp_path: Path) -> None:
         assert torch.equal(program(x), model(x))
 
 
-def test_what_cannot_be_written(tmp_path: Path) -> None:
+def test_what_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "seconds", lambda runs, **_: [1.0] * len(runs))
     model, x = perceptron()
     with pytest.raises(UsageError, match="does not go with pack"):
         memplan.CompileOptions(portable=True, pack=True)

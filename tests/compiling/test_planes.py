@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
-from memplan.compiling import bench  # noqa: E402
 from memplan.compiling.module import Compiled  # noqa: E402
 from memplan.core.verify import verify  # noqa: E402
 from memplan.fusing import decide  # noqa: E402
@@ -233,11 +232,10 @@ class Steps(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def steady(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def steady(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, faster: None) -> None:
     """Linear layers run as memplan's kernel, and what is compiled counts as faster."""
     monkeypatch.setenv("MEMPLAN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(decide, "fastest", min)
-    monkeypatch.setattr(bench, "seconds", lambda runs, **_: [1.0, 0.5])
 
 
 def check(model: nn.Module, shape: tuple[int, ...], strided: bool = False) -> Any:

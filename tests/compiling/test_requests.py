@@ -90,7 +90,7 @@ def test_calls_beyond_the_limit_wait_for_a_tape() -> None:
     assert held == [True]
 
 
-def test_packed_convolutions_take_less() -> None:
+def test_packed_convolutions_take_less(faster: None) -> None:
     layers = [nn.Conv2d(8, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 8, 3)]
     model, x = nn.Sequential(*layers).eval(), torch.randn(1, 8, 64, 64)
     plan = compiled(model, x, options=PACKED).memplan
@@ -100,7 +100,7 @@ def test_packed_convolutions_take_less() -> None:
     assert plan.requests_after == 1
 
 
-def test_packed_convolutions_of_all_kinds() -> None:
+def test_packed_convolutions_of_all_kinds(faster: None) -> None:
     model, x = pictures()
     module = compiled(model, x, options=PACKED)
     assert module.memplan.packed >= sum(
@@ -114,7 +114,7 @@ def test_packed_convolutions_of_all_kinds() -> None:
                 assert torch.allclose(ours, theirs, atol=1e-5)
 
 
-def test_packed_weights_follow_the_models() -> None:
+def test_packed_weights_follow_the_models(faster: None) -> None:
     model, x = pictures()
     module = compiled(model, x, options=PACKED)
     with torch.no_grad():
