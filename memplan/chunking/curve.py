@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from memplan.chunking.plan import Peak
 from memplan.graph.liveness import (
     Beside,
+    Bodies,
     Profile,
     held_storages,
     lifetimes,
+    one_body,
     owners,
     profile,
 )
@@ -90,19 +93,21 @@ def at_peak(
     path: str = "",
     beside: Beside = temporaries,
     overwriting: bool = True,
+    bodies: Bodies = one_body,
 ) -> Peak:
     """Where a program's peak is; path: the program's module in the model.
 
-    beside, overwriting: see `profile`.
+    beside, overwriting, bodies: see `profile`.
     """
+    along = partial(profile, beside=beside, bodies=bodies)
     live: list[tuple[str, int]] = []
     step: Op | Loop | None = None
     while program.ops and not isinstance(step, Op):
-        at = profile(program, overwriting, beside).at
+        at = along(program, overwriting).at
         step = program.ops[at]
         live += live_at(program, at, overwriting)
         if isinstance(step, Loop):
-            program = step.body
+            program = max(bodies(step), key=lambda each: along(each).peak)
     if not isinstance(step, Op):
         return {}
     largest = sorted(live, key=lambda pair: -pair[1])[:SHOWN]

@@ -31,8 +31,8 @@ from memplan.graph.check import (
     tolerance_of,
 )
 from memplan.graph.clock import LATE, in_pairs, interval, timed
-from memplan.graph.liveness import Beside, profile
-from memplan.graph.measure import Observed, activation_peak
+from memplan.graph.liveness import Beside, one_body, profile
+from memplan.graph.measure import Observed, activation_peak, iterations
 from memplan.graph.program import Program
 from memplan.graph.workspace import temporaries
 
@@ -246,15 +246,16 @@ class Workbench:
     ) -> tuple[int, Peak]:
         """The estimated peak of all parts, and where it is."""
         outside = {target.path: target.outside for target in self.exports.targets}
-        beside = self._beside
-        peaks = {
-            path: outside[path] + profile(each, overwriting, beside[path]).peak
-            for path, each in programs.items()
-        }
+        bodies = iterations if self._observe else one_body
+        peaks: dict[str, int] = {}
+        for path, each in programs.items():
+            found = profile(each, overwriting, self._beside[path], bodies=bodies)
+            peaks[path] = outside[path] + found.peak
         if not peaks:
             return 0, Peak()
         highest = max(peaks, key=lambda path: peaks[path])
-        where = at_peak(programs[highest], highest, beside[highest], overwriting)
+        there = programs[highest], highest, self._beside[highest]
+        where = at_peak(*there, overwriting, bodies)
         return peaks[highest], where
 
     @functools.cached_property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -242,6 +242,13 @@ class Profile:
 
 
 Beside = Callable[[Program, Op], int]
+Bodies = Callable[[Loop], Sequence[Program]]
+"""What runs in a loop's iterations that differ."""
+
+
+def one_body(loop: Loop) -> list[Program]:
+    """The iteration that a loop's body describes, for all."""
+    return [loop.body]
 
 
 def profile(
@@ -249,12 +256,14 @@ def profile(
     overwriting: bool = True,
     beside: Beside = temporaries,
     candidates: Candidates | None = None,
+    bodies: Bodies = one_body,
 ) -> Profile:
     """The live bytes along `program`, those within loops included.
 
     overwriting: whether results that `overwrites` puts over an operand take no bytes;
     eager modules write them beside it. beside: the bytes that an operator needs beside
-    operands and results. candidates: see `overwrites`.
+    operands and results. candidates: see `overwrites`. bodies: of a loop; that which
+    needs most counts.
     """
     if overwriting:
         last, owned = held_storages(program, candidates)
@@ -268,13 +277,18 @@ def profile(
     now = 0
     for i, step in enumerate(program.ops):
         now += sum(owned.get(root, 0) for root in owners(program, step))
-        inner = profile(step.body, beside=beside) if isinstance(step, Loop) else None
+        inner = _inner(step, beside, bodies) if isinstance(step, Loop) else None
         extra = extra_bytes(program, step, beside) if inner is None else inner.peak
         found.live.append(now + extra)
         found.inner.append(inner)
         now -= dying.get(i, 0)
         found.after.append(now)
     return found
+
+
+def _inner(loop: Loop, beside: Beside, bodies: Bodies) -> Profile:
+    found = (profile(each, beside=beside, bodies=bodies) for each in bodies(loop))
+    return max(found, key=lambda each: each.peak)
 
 
 def held_storages(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,9 @@ from memplan.graph.infer import meta_of
 from memplan.graph.liveness import roots_of, storage_bytes
 from memplan.graph.program import (
     Bound,
+    Loop,
     Meta,
+    Metas,
     Op,
     Program,
     Ranges,
@@ -92,9 +95,8 @@ class Observed:
         self._seen: dict[str, int] = {}
 
     def temporaries(self, program: Program, op: Op) -> int:
-        """Bytes that live only while `op` runs: of a loop, in the first iteration
-        (where windows are padded), the last (where causal attention has most keys) or
-        another. What cannot be measured is taken from `memplan.graph.workspace`."""
+        """Bytes that live only while `op` runs, in a loop's body of its present
+        iteration. What cannot be measured is taken from `memplan.graph.workspace`."""
         result = program.metas[op.name]
         made = [result] if isinstance(result, Meta) else result
         metas = [*(program.metas[name] for name in op.operands()), *made]
@@ -103,19 +105,19 @@ class Observed:
         if not on_cpu or (schema is not None and schema.is_mutable):
             return temporaries(program, op)
         try:
-            return max(self._run(program, op, each) for each in _iterations(program))
+            return self._run(program, op)
         except (RuntimeError, IndexError):  # of memory, dtypes, or values that are zero
             return temporaries(program, op)
 
-    def _run(self, program: Program, op: Op, ranges: Ranges) -> int:
+    def _run(self, program: Program, op: Op) -> int:
         names = list(dict.fromkeys(op.operands()))
-        metas = [_at(program, name, ranges) for name in names]
+        metas = [program.metas[name] for name in names]
         known = [self._weights.get(name) for name in names]
         required = [self._requires_grad(program, name) for name in names]
         args, kwargs = mapped(
             (op.args, op.kwargs),
             lambda at: (
-                at.at(ranges)
+                at.at(program.ranges)
                 if isinstance(at, Bound)
                 else Ref(f"{names.index(at.name)}")
             ),
@@ -162,23 +164,37 @@ def _address(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
-def _iterations(program: Program) -> list[Ranges]:
-    """The iteration of a loop's body that its metas describe, the first, the last."""
-    first, last = {}, dict(program.ranges)
-    for loop, (start, stop) in program.ranges.items():
-        windows = {w for own in program.moving.values() for w in own.values()}
-        exact = (w for w in windows if w.loop == loop and not w.before and not w.after)
-        extent = next((int(w.size / w.ratio) for w in exact), stop)
-        first[loop] = 0, stop - start
-        last[loop] = extent - (stop - start), extent
-    return [program.ranges, first, last]
+def iterations(loop: Loop) -> list[Program]:
+    """A loop's body as its different iterations have it: the one that it describes, the
+    first (where windows are padded), the last that is full and, after it, the rest."""
+    rest = loop.extent % loop.step
+    full = loop.extent - rest
+    spans = [loop.body.ranges[loop.name], (0, loop.step), (full - loop.step, full)]
+    spans += [(full, loop.extent)] * bool(rest)
+    return [
+        _within(loop.body, {**loop.body.ranges, loop.name: span})
+        for span in dict.fromkeys(spans)
+    ]
 
 
-def _at(program: Program, name: str, ranges: Ranges) -> Meta:
+def _within(body: Program, ranges: Ranges) -> Program:
+    """A loop's body while it and the loops around it cover the ranges given."""
+    if ranges == body.ranges:
+        return body
+    ops = [
+        replace(step, body=_within(step.body, {**step.body.ranges, **ranges}))
+        if isinstance(step, Loop)
+        else step
+        for step in body.ops
+    ]
+    metas = {name: _at(body, name, ranges) for name in body.metas}
+    return replace(body, ops=ops, metas=metas, ranges=dict(ranges))
+
+
+def _at(program: Program, name: str, ranges: Ranges) -> Metas:
     """A value's Meta while each loop covers the range given."""
-    meta: Meta = program.metas[name]
-    moving = program.moving.get(name)
-    if not moving:
+    meta, moving = program.metas[name], program.moving.get(name)
+    if not moving or not isinstance(meta, Meta):
         return meta
     shape, strides = list(meta.shape), list(meta.strides)
     made = {each for step in program.ops for each in results(step)}

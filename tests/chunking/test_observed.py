@@ -19,7 +19,11 @@ from memplan.graph.export import export  # noqa: E402
 from memplan.graph.infer import Inference  # noqa: E402
 from memplan.graph.liveness import profile  # noqa: E402
 from memplan.graph.lower import lower  # noqa: E402
-from memplan.graph.measure import Observed, activation_peak  # noqa: E402
+from memplan.graph.measure import (  # noqa: E402
+    Observed,
+    activation_peak,
+    iterations,
+)
 from memplan.graph.weights import Weights  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -130,18 +134,25 @@ class Rows(nn.Module):
 
 def test_slices_at_an_edge_lie_as_they_do() -> None:
     """They are shorter there, and the next image follows sooner."""
-    model, x, inference = Rows().eval(), torch.randn(4, 28, 28, 16), Inference()
-    exported = export(model, (x,), {})
-    program = lower(exported, inference)
     rows = Slice(1, before=3, after=3)
     slices = dict.fromkeys(("linear", "relu", "linear_1"), rows)
     slices |= {"permute": rows._replace(dim=2), "conv2d": Slice(2)}
-    loops = chunked(program, Region(slices, 28, 4), inference)
+    model, x = Rows().eval(), torch.randn(4, 28, 28, 16)
+    found, measured = looped(model, x, Region(slices, 28, 4))
+    assert found == measured
+
+
+def looped(model: Any, x: Any, region: Region) -> tuple[int, int]:
+    """The estimated and the measured peak of a model with a loop."""
+    inference = Inference()
+    program = lower(export(model, (x,), {}), inference)
+    loops = chunked(program, region, inference)
     weights = {value: model.get_parameter(n) for value, n in program.constants.items()}
     run = compiled(source(loops, "rows"), "rows")
     with torch.no_grad():
         measured = activation_peak(lambda: run([x], Weights(model, {})))
-    assert profile(loops, False, Observed(weights).temporaries).peak == measured
+    seen = Observed(weights).temporaries
+    return profile(loops, False, seen, bodies=iterations).peak, measured
 
 
 class Holding(nn.Module):
@@ -188,3 +199,36 @@ def test_plans_are_estimated_as_they_are(budget: str, dtype: str, frozen: bool) 
     plan = chunk(model, (x,), budget, options=options).memplan
     assert plan.status == "chunked"
     assert plan.peak_bytes_after == pytest.approx(plan.measured_bytes_after, rel=0.02)
+
+
+def test_what_iterations_need_is_not_added_up() -> None:
+    """The first makes a padded copy, and others take more of what lies outside: no
+    iteration needs both."""
+    torch.manual_seed(0)
+    model = Causal().bfloat16().eval()
+    x = torch.randn(1, 512, 64).bfloat16()
+    options = ChunkOptions(max_slowdown=None)
+    plan = chunk(model, (x,), "35%", options=options).memplan
+    assert plan.status == "chunked"
+    assert plan.peak_bytes_after == plan.measured_bytes_after
+
+
+class Narrow(nn.Module):
+    """A loop of 24 rows at a time ends with 8, of which torch multiplies otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 512, bias=False), nn.Linear(512, 64)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(nn.functional.silu(self.up(x)))
+
+
+def test_the_rest_of_a_loop_counts() -> None:
+    torch.manual_seed(0)
+    model = Narrow().bfloat16().eval().requires_grad_(False)
+    x = torch.randn(1, 512, 128).bfloat16()[..., :64]
+    rows = dict.fromkeys(("linear", "silu", "linear_1"), Slice(1))
+    found, measured = looped(model, x, Region(rows, 512, 24))
+    assert found == measured
+    assert looped(model, x, Region(rows, 512, 32))[0] < found  # nothing is left over
