@@ -19,7 +19,7 @@ from memplan.chunking.rules.flow import (
     rule,
     whole,
 )
-from memplan.graph.program import Argument, Meta, Ref, extent
+from memplan.graph.program import Argument, Bound, Meta, Ref, extent
 
 
 @rule("view")
@@ -248,11 +248,25 @@ def getitem(call: Call, out: Slice) -> Flow | None:
 @rule("pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d")
 @rule("replication_pad1d replication_pad2d replication_pad3d")
 def pad(call: Call, out: Slice) -> Flow | None:
-    """Dimensions that are not padded; pads are listed from the last dimension."""
+    """All that is not padded, and what is padded with one value where no slice is of
+    that alone; pads are listed from the last dimension."""
     arguments = given(call)
     pads = list(arguments["pad"] if "pad" in arguments else arguments["padding"])
     place = 2 * (len(call.shape) - 1 - out.dim)
-    return None if any(pads[place : place + 2]) else Flow((out,))
+    if not any(around := pads[place : place + 2]):
+        return Flow((out,))
+    before, after = around
+    first, last = out.ratio + out.after - before, out.ratio + out.before - after
+    constant = "value" in arguments and arguments.get("mode", "constant") == "constant"
+    if not constant or min(around) < 0 or min(first, last) < 1:
+        return None
+    window, size = call.window(out), call.operands[0].shape[out.dim]
+    pads[place : place + 2] = (
+        Bound(window, low=-1, high=0, constant=before, least=0),
+        Bound(window, low=0, high=1, constant=-before - size, least=0),
+    )
+    needs = out._replace(before=out.before + before, after=out.after - before)
+    return changed(call, (needs,), {"pad": pads})
 
 
 @rule("unfold")
