@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memplan.graph.liveness import lifetimes, roots_of
 from memplan.graph.program import (
     Input,
@@ -12,6 +14,7 @@ from memplan.graph.program import (
     Program,
     Ref,
     Step,
+    refs,
     results,
 )
 
@@ -19,23 +22,29 @@ from memplan.graph.program import (
 def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
     """Add a loop's buffers to the values of `program`, in dying memory if possible.
 
-    A buffer reuses the memory of a value that the loop reads last (`Output.into`) if
-    the shapes are equal and each iteration reads only the slice that it writes; never
-    if `fresh`. Otherwise, if only matrix products use it, transposed, its layout is the
-    one that they want.
+    A buffer reuses the memory of a value that the loop reads last (`Output.into`), in
+    its layout, if the shapes are equal and each iteration reads only the slice that it
+    writes; never if `fresh`, nor for the program's results if its layout is another.
+    Otherwise, if only matrix products use it, transposed, its layout is the one that
+    they want.
     """
     lives: tuple[dict[str, int], dict[str, int]] | None = None
     position = program.ops.index(loop)
     taken = {program.roots[total.buffer] for total in loop.totals}
+    returned = {
+        root for name in refs(program.outputs) for root in roots_of(program, name)
+    }
     for output in loop.outputs:
         _lay_out(program, output)
         meta = program.metas[output.buffer]
         program.roots[output.buffer] = output.buffer
         for entry in () if fresh else loop.inputs:
-            root = program.roots[entry.outer]
+            root, there = program.roots[entry.outer], program.metas[entry.outer]
             if (
                 (entry.dim, entry.window) != (output.dim, output.window)
-                or program.metas[entry.outer] != meta
+                or not isinstance(there, Meta)
+                or there._replace(strides=meta.strides) != meta
+                or (there != meta and output.buffer in returned)
                 or root in taken
                 or "[" in root
             ):
@@ -45,11 +54,15 @@ def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
             if (
                 root in owned
                 and last[root] == position
-                and program.metas[root] == meta
+                and program.metas[root] == there
+                and (there == meta or _is_dense(there))
                 and _alone(program, loop, root, entry)
                 and _read_before_written(loop, root, output)
             ):
                 output.into = entry.outer
+                if there != meta:
+                    output.order = memory_order(there)
+                    _lay_out(program, output)
                 taken.add(root)
                 for name, old in program.roots.items():
                     if old == output.buffer:  # the buffer, and earlier views of it
@@ -164,10 +177,42 @@ def place_totals(program: Program, loop: Loop) -> None:
 
 
 def _alone(program: Program, loop: Loop, root: str, entry: Input) -> bool:
-    """Whether the loop reads a storage only through `entry`."""
+    """Whether each iteration reads of a storage what it reads through `entry` alone."""
+    own = _part(program, entry)
     return all(
-        each == entry for each in loop.inputs if root in roots_of(program, each.outer)
+        each == entry or (own is not None and _part(program, each) == own)
+        for each in loop.inputs
+        if root in roots_of(program, each.outer)
     ) and not any(root in roots_of(program, name) for name in loop.wholes())
+
+
+def _part(program: Program, entry: Input) -> tuple[object, ...] | None:
+    """Which elements of a storage an iteration reads, whatever the value's shape; None
+    unless it is all of the storage that the iterations divide among them."""
+    meta, window = program.metas[entry.outer], entry.window
+    if not isinstance(meta, Meta) or window.before or window.after:
+        return None
+    each = window.ratio  # of the loop's steps
+    if each.denominator != 1 or _merged(meta.shape, meta.strides) != [
+        (meta.elements, 1)
+    ]:
+        return None
+    sizes = (*meta.shape[: entry.dim], int(each), *meta.shape[entry.dim + 1 :])
+    begin = int(each) * meta.strides[entry.dim]
+    return window.loop, begin, _merged(sizes, meta.strides)
+
+
+def _merged(shape: Iterable[int], strides: Iterable[int]) -> list[tuple[int, int]]:
+    """Sizes and strides, from the outermost in memory inwards, of as few dimensions as
+    can be; none of one element."""
+    found: list[tuple[int, int]] = []
+    pairs = zip(shape, strides, strict=True)
+    for size, stride in sorted(pairs, key=lambda pair: -pair[1]):
+        if size != 1 and found and found[-1][1] == size * stride:
+            found[-1] = found[-1][0] * size, stride
+        elif size != 1:
+            found.append((size, stride))
+    return found
 
 
 def _read_before_written(loop: Loop, root: str, output: Output) -> bool:
@@ -184,6 +229,10 @@ def memory_order(meta: Meta) -> tuple[int, ...]:
     """A tensor's dimensions from the outermost in memory inwards."""
     dims = range(len(meta.shape))
     return tuple(sorted(dims, key=lambda dim: (-meta.strides[dim], dim)))
+
+
+def _is_dense(meta: Meta) -> bool:
+    return meta.strides == dense_strides(meta.shape, memory_order(meta))
 
 
 def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
