@@ -25,11 +25,12 @@ MISSES = 2  # budgets that are missed, each lower than the one before
 NEAR = 0.95  # bisection ends when the highest failed budget is this near the best
 ROUNDS = 6  # goals for a budget, if modules need more than estimated
 ATTEMPTS = 2  # of them with the same values computed again
-LOWER = 0.7  # times a budget that is missed or kept too slowly: the next to try
+LOWER = 0.7  # times a peak or budget that is too much or kept too slowly: the next
 FURTHER = (0.25, 0.5, 0.9, 0.97, 1)  # times the lowest peak found, less a byte: next
 LITTLE = 0.999  # of the lowest peak, above which a step has brought next to nothing
 LOWERED = 5  # goals that are tried for a budget
 LARGE = 1 / 16  # of a peak, for a storage that limits it
+ANCHORED = 6  # of a limited time, one part goes to any plan that is fast enough
 DEAR = 0.25  # of a run, by which an estimate of time may be wrong
 SPARE = 0.9  # of an estimate, at most, where more is searched for as well
 
@@ -184,7 +185,7 @@ class Descent(Generic[Made]):
                 fitting.append(best)
                 if fast:
                     return best, True
-            if missed == MISSES or self.interrupted or time.monotonic() > self._stop:
+            if missed == MISSES or self.interrupted or time.monotonic() >= self._stop:
                 break
             wider = int(limit * self._over)
             if within and not goal and limit < SPARE * wider:
@@ -236,9 +237,15 @@ class Descent(Generic[Made]):
 
         If the lowest of all is too slow, bisects between its peak and the model's, for
         which half of a limited time is left. A module that is too slow counts only if
-        all are.
+        all are. If time is limited, a part of it goes first to one that is fast and
+        saves less, so that there is one.
         """
         peak, stop, now = self._bench.peak, self._stop, time.monotonic()
+        best: Made | None = None
+        high = self._bench.before
+        if stop < math.inf:
+            self._stop = now + (stop - now) / ANCHORED
+            best = self._fast(int(LOWER * high), high)
         self._stop = now + (stop - now) / 2
         lowest = self.lowest()
         self._stop = stop
@@ -246,27 +253,32 @@ class Descent(Generic[Made]):
             raise KeyboardInterrupt
         if lowest is None:
             return None, True
-        best: Made | None = None
         slow, fast = self.fastest([lowest])
-        low, high = peak(lowest), self._bench.before
+        low, high = peak(lowest), high if best is None else peak(best)
         while not fast and low <= NEAR * high and not self.interrupted:
             limit = max(low + 1, math.isqrt(low * high))
-            try:
-                found = self.within(limit, until="fast")
-            except KeyboardInterrupt:
-                self.interrupted = True
-                break
-            found = found or ([] if self.nearest is None else [self.nearest])
-            lower = [each for each in found if peak(each) < high]
-            module, enough = self.fastest(lower) if lower else (None, False)
-            if module is not None and enough:
+            module = self._fast(limit, high)
+            if module is not None:
                 best, high = module, peak(module)
-            if module is None or not enough or peak(module) > limit:
+            if module is None or peak(module) > limit:
                 low = limit
-            if time.monotonic() > self._stop:
+            if time.monotonic() >= self._stop:
                 break
         self.nearest = best or slow
-        return (slow, fast) if best is None else (best, True)
+        return (slow, fast) if fast or best is None else (best, True)
+
+    def _fast(self, limit: int, high: int) -> Made | None:
+        """The fastest module that a search within `limit` bytes finds, if it is fast
+        enough and needs less than `high`."""
+        try:
+            found = self.within(limit, until="fast")
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return None
+        found = found or ([] if self.nearest is None else [self.nearest])
+        lower = [each for each in found if self._bench.peak(each) < high]
+        module, enough = self.fastest(lower) if lower else (None, False)
+        return module if enough else None
 
     def within(
         self,
@@ -293,7 +305,7 @@ class Descent(Generic[Made]):
         while rounds < ROUNDS:
             good, short = self._built_for(goal, limit, most, until)
             lower = short and goal and min(short)[0] <= goal
-            if good or not lower or time.monotonic() > self._stop:
+            if good or not lower or time.monotonic() >= self._stop:
                 return good  # nothing lower is known
             estimated, measured = min(short, key=lambda pair: pair[1])
             wanted = limit * estimated / measured

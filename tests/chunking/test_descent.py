@@ -197,10 +197,11 @@ class Timed(Counted):
         return False
 
 
+@pytest.mark.parametrize("share", [1, 4])
 def test_the_least_is_fast_enough_also_if_time_is_short(
-    exports: Exports, monkeypatch: pytest.MonkeyPatch
+    exports: Exports, monkeypatch: pytest.MonkeyPatch, share: int
 ) -> None:
-    """Of as much as the way to the lowest takes, half is left."""
+    """Of as much as the way to the lowest takes, or a part of that, some is left."""
     bench = Timed(whole(exports))
     lowest = descent(exports, bench).lowest()
     assert not bench.is_fast(lowest, 2.0)
@@ -208,7 +209,8 @@ def test_the_least_is_fast_enough_also_if_time_is_short(
     bench = replace(bench, built=[])
     clock = SimpleNamespace(monotonic=lambda: float(len(bench.built)))
     monkeypatch.setattr("memplan.chunking.descent.time", clock)
-    options = memplan.ChunkOptions(effort=ENDLESS, max_slowdown=2.0, time_limit=count)
+    limit = count / share
+    options = memplan.ChunkOptions(effort=ENDLESS, max_slowdown=2.0, time_limit=limit)
     limited = Descent(exports, bench, Costs(Machine()), 1.0, options)
     module, fast = limited.least()
     assert fast and bench.before > bench.peak(module) >= bench.before // 2
