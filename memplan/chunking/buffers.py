@@ -19,21 +19,22 @@ from memplan.graph.program import (
 )
 
 
-def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
+def enter_buffers(
+    program: Program, loop: Loop, fresh: bool = False, relays: bool = True
+) -> bool:
     """Add a loop's buffers to the values of `program`, in dying memory if possible.
 
     A buffer reuses the memory of a value that the loop reads last (`Output.into`), in
     its layout, if the shapes are equal and each iteration reads only the slice that it
-    writes; never if `fresh`, nor for the program's results if its layout is another.
-    Otherwise, if only matrix products use it, transposed, its layout is the one that
-    they want.
+    writes; never if `fresh`, nor a value of another layout if not `relays`. Otherwise,
+    if only matrix products use it, transposed, its layout is the one that they want.
+    Returns whether a buffer has the layout of a value whose memory it reuses, but not
+    its own.
     """
     lives: tuple[dict[str, int], dict[str, int]] | None = None
     position = program.ops.index(loop)
     taken = {program.roots[total.buffer] for total in loop.totals}
-    returned = {
-        root for name in refs(program.outputs) for root in roots_of(program, name)
-    }
+    relaid = False
     for output in loop.outputs:
         _lay_out(program, output)
         meta = program.metas[output.buffer]
@@ -44,7 +45,7 @@ def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
                 (entry.dim, entry.window) != (output.dim, output.window)
                 or not isinstance(there, Meta)
                 or there._replace(strides=meta.strides) != meta
-                or (there != meta and output.buffer in returned)
+                or (there != meta and not relays)
                 or root in taken
                 or "[" in root
             ):
@@ -61,6 +62,7 @@ def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
             ):
                 output.into = entry.outer
                 if there != meta:
+                    relaid = True
                     output.order = memory_order(there)
                     _lay_out(program, output)
                 taken.add(root)
@@ -71,6 +73,54 @@ def enter_buffers(program: Program, loop: Loop, fresh: bool = False) -> None:
         else:
             output.order = wanted_order(program, output.buffer) or output.order
             _lay_out(program, output)
+    return relaid
+
+
+class LayoutError(Exception):
+    """A value would lie otherwise in memory, and that is seen."""
+
+
+def check_layouts(old: Program, new: Program) -> None:
+    """Raise LayoutError if layouts that changed are seen: in results, by custom
+    operators, or by those that read memory without regard to shapes."""
+    changed = {
+        name for name, meta in old.metas.items() if new.metas.get(name, meta) != meta
+    }
+
+    def sees(step: Step) -> bool:
+        if isinstance(step, Loop):
+            return any(map(sees, step.body.ops))
+        own = getattr(step.target, "namespace", "aten") == "aten"
+        return not own or "as_strided" in step.key
+
+    takers = (step for step in new.ops if not changed.isdisjoint(step.operands()))
+    if not changed.isdisjoint(refs(new.outputs)) or any(map(sees, takers)):
+        raise LayoutError
+
+
+def written_over(program: Program) -> str | None:
+    """A value that is used after its memory was overwritten, if there is one.
+
+    A loop may reuse the memory of a value that dies there, and a later region may move
+    a user of that value behind the loop.
+    """
+    over: dict[str, list[int]] = {}
+    for i, step in enumerate(program.ops):
+        for each in step.made() if isinstance(step, Loop) else ():
+            root = program.roots[each.buffer]
+            if each.into is not None:
+                over.setdefault(root, []).append(i)
+    if not over:
+        return None
+    made: dict[str, int] = {}
+    for i, step in enumerate(program.ops):
+        for name in step.operands():
+            for root in roots_of(program, name):
+                since = made.get(name, -1)
+                if root in over and any(since < at < i for at in over[root]):
+                    return name
+        made.update((name, i) for name in results(step))
+    return None
 
 
 def place_inside(program: Program, loop: Loop) -> None:
@@ -199,7 +249,7 @@ def _part(program: Program, entry: Input) -> tuple[object, ...] | None:
         return None
     sizes = (*meta.shape[: entry.dim], int(each), *meta.shape[entry.dim + 1 :])
     begin = int(each) * meta.strides[entry.dim]
-    return window.loop, begin, _merged(sizes, meta.strides)
+    return meta.dtype, window.loop, begin, _merged(sizes, meta.strides)
 
 
 def _merged(shape: Iterable[int], strides: Iterable[int]) -> list[tuple[int, int]]:

@@ -30,7 +30,7 @@ FURTHER = (0.25, 0.5, 0.9, 0.97, 1)  # times the lowest peak found, less a byte:
 LITTLE = 0.999  # of the lowest peak, above which a step has brought next to nothing
 LOWERED = 5  # goals that are tried for a budget
 LARGE = 1 / 16  # of a peak, for a storage that limits it
-ANCHORED = 6  # of a limited time, one part goes to any plan that is fast enough
+ANCHORED = 4  # of a limited time, one part goes to plans that are fast, from above
 DEAR = 0.25  # of a run, by which an estimate of time may be wrong
 SPARE = 0.9  # of an estimate, at most, where more is searched for as well
 
@@ -237,24 +237,30 @@ class Descent(Generic[Made]):
 
         If the lowest of all is too slow, bisects between its peak and the model's, for
         which half of a limited time is left. A module that is too slow counts only if
-        all are. If time is limited, a part of it goes first to one that is fast and
-        saves less, so that there is one.
+        all are. If time is limited, a part of it goes first to those that are fast and
+        save less, so that there is one.
         """
         peak, stop, now = self._bench.peak, self._stop, time.monotonic()
         best: Made | None = None
-        high = self._bench.before
-        if stop < math.inf:
-            self._stop = now + (stop - now) / ANCHORED
-            best = self._fast(int(LOWER * high), high)
+        high, limit = self._bench.before, int(LOWER * self._bench.before)
+        self._stop = now + (stop - now) / ANCHORED
+        while stop < math.inf and (module := self._fast(limit, high)) is not None:
+            best, high = module, peak(module)
+            limit = high // 2
+            if self.interrupted or time.monotonic() >= self._stop:
+                break
+        near = [each for each in (best, self.nearest) if each is not None]
+        self.nearest = min(near, key=peak, default=None)
         self._stop = now + (stop - now) / 2
         lowest = self.lowest()
         self._stop = stop
-        if lowest is None and self.interrupted:
+        if lowest is None and best is None and self.interrupted:
             raise KeyboardInterrupt
         if lowest is None:
-            return None, True
+            self.nearest = best
+            return best, True
         slow, fast = self.fastest([lowest])
-        low, high = peak(lowest), high if best is None else peak(best)
+        low = peak(lowest)
         while not fast and low <= NEAR * high and not self.interrupted:
             limit = max(low + 1, math.isqrt(low * high))
             module = self._fast(limit, high)

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from memplan.chunking.buffers import (
+    LayoutError,
+    check_layouts,
     dense_strides,
     enter_buffers,
     memory_order,
     place_inside,
     place_totals,
+    written_over,
 )
 from memplan.chunking.rules.flow import Call, Slice
 from memplan.chunking.rules.table import flow
 from memplan.chunking.rules.totals import TOTAL, Accumulation, Added, earlier, place_of
 from memplan.graph.export import first_line
 from memplan.graph.infer import Inference, ShapeError
-from memplan.graph.liveness import roots_of
 from memplan.graph.program import (
     Bound,
     Input,
@@ -120,7 +122,12 @@ def chunked(program: Program, region: Region, inference: Inference) -> Program:
     """
     builder = _Builder(program, region, inference)
     try:
-        return builder.build()
+        try:
+            return builder.build()
+        except LayoutError:
+            builder = _Builder(program, region, inference)
+            builder.relays = False
+            return builder.build()
     except NotLoopableError:
         raise
     except Exception as error:  # a defect must not end the search
@@ -135,6 +142,7 @@ def defect(operator: str, error: Exception) -> str:
 class _Builder:
     def __init__(self, program: Program, region: Region, inference: Inference) -> None:
         self._old, self._region, self._inference = program, region, inference
+        self.relays = True  # see `enter_buffers`
         self._name = loop_name(region)
         self.operator = ""  # that is being added, or was last
         names = region.slices.keys() | region.whole
@@ -175,10 +183,13 @@ class _Builder:
         for op in self._ends:
             self._inference.add(new, op)
         place_totals(new, loop)
-        enter_buffers(new, loop, region.fresh)
+        relaid = enter_buffers(new, loop, region.fresh, self.relays)
         place_inside(new, loop)
         self._infer_again(new, loop, after)
-        check_overwriting(new)
+        if relaid:
+            check_layouts(old, new)
+        if name := written_over(new):
+            raise NotLoopableError(f"{name} is used after it was written over")
         return new
 
     def _order(self) -> tuple[list[Step], list[Step]]:
@@ -456,30 +467,6 @@ def shapes(meta: Metas) -> Sizes:
 def with_size(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     """`shape` with dimension `dim` of `size`."""
     return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-def check_overwriting(program: Program) -> None:
-    """Raise NotLoopableError if a value is used after its memory was overwritten.
-
-    A loop may reuse the memory of a value that dies there, and a later region may move
-    a user of that value behind the loop.
-    """
-    over: dict[str, list[int]] = {}
-    for i, step in enumerate(program.ops):
-        for each in step.made() if isinstance(step, Loop) else ():
-            root = program.roots[each.buffer]
-            if each.into is not None:
-                over.setdefault(root, []).append(i)
-    if not over:
-        return
-    made: dict[str, int] = {}
-    for i, step in enumerate(program.ops):
-        for name in step.operands():
-            for root in roots_of(program, name):
-                since = made.get(name, -1)
-                if root in over and any(since < at < i for at in over[root]):
-                    raise NotLoopableError(f"{name} is used after it was written over")
-        made.update((name, i) for name in results(step))
 
 
 def infer_again(

@@ -110,15 +110,57 @@ def test_in_the_layout_of_what_is_written_over() -> None:
     assert program.metas["add"] == program.metas["sin"]
 
 
-def test_results_lie_as_the_models_own() -> None:
-    class Returned(Rows):
-        def forward(self, x: Any) -> Any:
-            x = x.sin()
-            rows = x.flatten(2).transpose(1, 2).contiguous() * 2
-            return rows.transpose(1, 2).reshape(x.shape) + x
+class Returned(Rows):
+    """What follows shows the layout: it is returned, or memory is read without regard
+    to shapes."""
 
-    program, loop = ran(
-        Returned(), {"clone": Slice(1, 6), **PLACES, "add": Slice(2)}, 2
-    )
+    def __init__(self, last: Any) -> None:
+        super().__init__()
+        self.last = last
+
+    def forward(self, x: Any) -> Any:
+        x = x.sin()
+        rows = x.flatten(2).transpose(1, 2).contiguous() * 2
+        return self.last(rows.transpose(1, 2).reshape(x.shape) + x)
+
+
+def strided(x: Any) -> Any:
+    return torch.as_strided(x.exp(), (2, 4, 6, 6), (144, 36, 6, 1)).cos().sum(1)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda x: x,
+        torch.exp,
+        lambda x: x.exp().permute(0, 2, 3, 1).contiguous(),
+        strided,
+    ],
+)
+def test_layouts_that_are_seen_stay(last: Any) -> None:
+    slices = {"clone": Slice(1, 6), **PLACES, "add": Slice(2)}
+    model, x = Returned(last), torch.randn(2, 4, 6, 6)
+    program, loop = ran(model, slices, 2)
     assert [each.into for each in loop.outputs] == [None]
     assert program.metas["add"].strides != program.metas["sin"].strides
+    (found,) = compiled(source(program, "buffers"), "buffers")([x], {})
+    assert found.stride() == model(x).stride()
+
+
+class Halves(nn.Module):
+    """Read as a smaller type, a part of a value has as many elements as all of it."""
+
+    def forward(self, x: Any) -> Any:
+        x = x.sin()
+        part = x.flatten()[: x.numel() // 2].view(torch.float16).view(x.shape)
+        return x + part.nan_to_num(0.0, 0.0, 0.0)
+
+
+def test_not_where_a_part_is_read_as_another_type() -> None:
+    slices = {"nan_to_num": Slice(0), "add": Slice(0)}
+    inference, x = Inference(), torch.randn(6, 4, 4)
+    program = lower(export(Halves(), (x,), {}), inference)
+    loops = chunked(program, Region(slices, 6, 2), inference)
+    assert [each.into for each in loops.ops[-1].outputs] == [None]
+    (found,) = compiled(source(loops, "buffers"), "buffers")([x], {})
+    assert torch.equal(found, Halves()(x))
