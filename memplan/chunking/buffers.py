@@ -243,9 +243,8 @@ def _part(program: Program, entry: Input) -> tuple[object, ...] | None:
     if not isinstance(meta, Meta) or window.before or window.after:
         return None
     each = window.ratio  # of the loop's steps
-    if each.denominator != 1 or _merged(meta.shape, meta.strides) != [
-        (meta.elements, 1)
-    ]:
+    whole = [(meta.elements, 1)]
+    if each.denominator != 1 or _merged(meta.shape, meta.strides) != whole:
         return None
     sizes = (*meta.shape[: entry.dim], int(each), *meta.shape[entry.dim + 1 :])
     begin = int(each) * meta.strides[entry.dim]

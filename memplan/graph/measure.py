@@ -166,11 +166,11 @@ def _address(tensor: torch.Tensor) -> int:
 
 def iterations(loop: Loop) -> list[Program]:
     """A loop's body as its different iterations have it: the one that it describes, the
-    first (where windows are padded), the last that is full and, after it, the rest."""
-    rest = loop.extent % loop.step
-    full = loop.extent - rest
-    spans = [loop.body.ranges[loop.name], (0, loop.step), (full - loop.step, full)]
-    spans += [(full, loop.extent)] * bool(rest)
+    first (where windows are padded), and the last two, of which one may be shorter."""
+    last = (loop.extent - 1) // loop.step * loop.step
+    starts = (0, max(0, last - loop.step), last)
+    spans = [loop.body.ranges[loop.name]]
+    spans += [(start, min(start + loop.step, loop.extent)) for start in starts]
     return [
         _within(loop.body, {**loop.body.ranges, loop.name: span})
         for span in dict.fromkeys(spans)

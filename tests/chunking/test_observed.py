@@ -232,3 +232,6 @@ def test_the_rest_of_a_loop_counts() -> None:
     found, measured = looped(model, x, Region(rows, 512, 24))
     assert found == measured
     assert looped(model, x, Region(rows, 512, 32))[0] < found  # nothing is left over
+    for step in (512, 511, 1000):  # one iteration, or a first and a rest
+        found, measured = looped(model, x, Region(rows, 512, step))
+        assert found == measured
