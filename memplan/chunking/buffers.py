@@ -243,8 +243,7 @@ def _part(program: Program, entry: Input) -> tuple[object, ...] | None:
     if not isinstance(meta, Meta) or window.before or window.after:
         return None
     each = window.ratio  # of the loop's steps
-    whole = [(meta.elements, 1)]
-    if each.denominator != 1 or _merged(meta.shape, meta.strides) != whole:
+    if each.denominator != 1 or not _is_dense(meta):
         return None
     sizes = (*meta.shape[: entry.dim], int(each), *meta.shape[entry.dim + 1 :])
     begin = int(each) * meta.strides[entry.dim]

@@ -10,15 +10,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from memplan.chunking.code import compiled, source  # noqa: E402
-from memplan.chunking.region import Region, chunked  # noqa: E402
+from memplan.chunking.region import Region  # noqa: E402
 from memplan.chunking.rules.flow import Slice  # noqa: E402
-from memplan.graph.export import export  # noqa: E402
-from memplan.graph.infer import Inference  # noqa: E402
-from memplan.graph.liveness import profile  # noqa: E402
-from memplan.graph.lower import lower  # noqa: E402
-from memplan.graph.measure import Observed, activation_peak, iterations  # noqa: E402
-from memplan.graph.program import Loop, Program  # noqa: E402
+from tests.chunking.looped import Looped, looped  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -62,52 +56,44 @@ class Later(nn.Module):
 PLACES = {"mul": Slice(1, 6), "transpose_1": Slice(2, 6), "view_1": Slice(2)}
 
 
-def ran(model: nn.Module, slices: dict[str, Slice], step: int) -> tuple[Program, Loop]:
-    """The program with a loop over the images' rows, which computes the same and needs
-    what is estimated."""
-    inference, x = Inference(), torch.randn(2, 4, 6, 6)
-    program = lower(export(model, (x,), {}), inference)
-    loops = chunked(program, Region(slices, 6, step), inference)
-    run = compiled(source(loops, "buffers"), "buffers")
-    expected = model(x)
-    found = run([x], {})
-    for one, other in zip(
-        found, torch.utils._pytree.tree_leaves(expected), strict=True
-    ):
-        assert torch.equal(one, other)
-    del found, expected
-    seen = Observed().temporaries
-    estimated = profile(loops, True, seen, bodies=iterations).peak
-    assert estimated == activation_peak(lambda: run([x], {}))
-    (loop,) = (each for each in loops.ops if isinstance(each, Loop))
-    return loops, loop
+def ran(model: nn.Module, slices: dict[str, Slice], step: int) -> Looped:
+    """A loop over the images' rows, which computes the same and needs what is
+    estimated."""
+    x = torch.randn(2, 4, 6, 6)
+    made, expected = looped(model, x, Region(slices, 6, step)), model(x)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    assert all(map(torch.equal, made.found, expected))
+    for one, other in zip(made.found, expected, strict=True):
+        assert one.stride() == other.stride()
+    assert made.estimated == made.measured
+    return made
 
 
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_a_value_that_is_read_as_other_shapes_is_written_over(step: int) -> None:
     slices = {**PLACES, "cos": Slice(2), "add": Slice(2)}
-    program, loop = ran(Places(), slices, step)
-    assert [each.into for each in loop.outputs] == ["sin"]
-    assert program.roots["add"] == "sin"
+    made = ran(Places(), slices, step)
+    assert [each.into for each in made.loop.outputs] == ["sin"]
+    assert made.program.roots["add"] == "sin"
 
 
 def test_not_where_other_places_are_read() -> None:
     slices = {"mul": Slice(2), "cos": Slice(2), "add": Slice(2)}
-    _, loop = ran(Turned(), slices, 2)
-    assert [each.into for each in loop.outputs] == [None]
+    made = ran(Turned(), slices, 2)
+    assert [each.into for each in made.loop.outputs] == [None]
 
 
 def test_not_where_it_is_read_later() -> None:
     slices = {"mul": Slice(2, 6), "view_1": Slice(2), "add": Slice(2)}
-    _, loop = ran(Later(), slices, 2)
-    assert [each.into for each in loop.outputs] == [None]
+    made = ran(Later(), slices, 2)
+    assert [each.into for each in made.loop.outputs] == [None]
 
 
 def test_in_the_layout_of_what_is_written_over() -> None:
     slices = {"clone": Slice(1, 6), **PLACES, "add": Slice(2)}
-    program, loop = ran(Rows(), slices, 2)
-    assert [each.into for each in loop.outputs] == ["sin"]
-    assert program.metas["add"] == program.metas["sin"]
+    made = ran(Rows(), slices, 2)
+    assert [each.into for each in made.loop.outputs] == ["sin"]
+    assert made.program.metas["add"] == made.program.metas["sin"]
 
 
 class Returned(Rows):
@@ -139,12 +125,9 @@ def strided(x: Any) -> Any:
 )
 def test_layouts_that_are_seen_stay(last: Any) -> None:
     slices = {"clone": Slice(1, 6), **PLACES, "add": Slice(2)}
-    model, x = Returned(last), torch.randn(2, 4, 6, 6)
-    program, loop = ran(model, slices, 2)
-    assert [each.into for each in loop.outputs] == [None]
-    assert program.metas["add"].strides != program.metas["sin"].strides
-    (found,) = compiled(source(program, "buffers"), "buffers")([x], {})
-    assert found.stride() == model(x).stride()
+    made = ran(Returned(last), slices, 2)
+    assert [each.into for each in made.loop.outputs] == [None]
+    assert made.program.metas["add"].strides != made.program.metas["sin"].strides
 
 
 class Halves(nn.Module):
@@ -158,9 +141,7 @@ class Halves(nn.Module):
 
 def test_not_where_a_part_is_read_as_another_type() -> None:
     slices = {"nan_to_num": Slice(0), "add": Slice(0)}
-    inference, x = Inference(), torch.randn(6, 4, 4)
-    program = lower(export(Halves(), (x,), {}), inference)
-    loops = chunked(program, Region(slices, 6, 2), inference)
-    assert [each.into for each in loops.ops[-1].outputs] == [None]
-    (found,) = compiled(source(loops, "buffers"), "buffers")([x], {})
-    assert torch.equal(found, Halves()(x))
+    x = torch.randn(6, 4, 4)
+    made = looped(Halves(), x, Region(slices, 6, 2))
+    assert [each.into for each in made.loop.outputs] == [None]
+    assert torch.equal(made.found[0], Halves()(x))

@@ -12,14 +12,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from memplan.chunking.code import compiled, source  # noqa: E402
-from memplan.chunking.region import NotLoopableError, Region, chunked  # noqa: E402
+from memplan.chunking.region import NotLoopableError, Region  # noqa: E402
 from memplan.chunking.rules.flow import Slice  # noqa: E402
-from memplan.graph.export import export  # noqa: E402
-from memplan.graph.infer import Inference  # noqa: E402
-from memplan.graph.liveness import profile  # noqa: E402
-from memplan.graph.lower import lower  # noqa: E402
-from memplan.graph.measure import Observed, activation_peak, iterations  # noqa: E402
+from tests.chunking.looped import Looped, looped  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -36,13 +31,10 @@ class Padded(nn.Module):
         return nn.functional.max_pool2d(padded, *self.options)
 
 
-def looped(model: Any, x: Any, step: int) -> tuple[Any, int, int]:
-    """What a loop over the rows gives, its estimated and its measured peak."""
-    inference = Inference()
-    program = lower(export(model, (x,), {}), inference)
-    pool, size = program.ops[-1], program.metas["max_pool2d"].shape[2]
+def rows_of(model: Padded, x: Any, step: int) -> Looped:
+    """A loop over the rows of the pooling."""
+    size = model(x).shape[2]
     kernel, stride = model.options
-    assert pool.name == "max_pool2d"
     front = model.pads[2]
     read = Slice(2, stride, 0, kernel - stride)
     slices = {
@@ -50,13 +42,7 @@ def looped(model: Any, x: Any, step: int) -> tuple[Any, int, int]:
         "pad": read,
         "max_pool2d": Slice(2),
     }
-    loops = chunked(program, Region(slices, size, min(step, size)), inference)
-    run = compiled(source(loops, "rows"), "rows")
-    with torch.no_grad():
-        (found,) = run([x], {})
-        measured = activation_peak(lambda: run([x], {}))
-    seen = Observed().temporaries
-    return found, profile(loops, False, seen, bodies=iterations).peak, measured
+    return looped(model, x, Region(slices, size, min(step, size)))
 
 
 @settings(deadline=None, max_examples=40)
@@ -73,14 +59,14 @@ def test_slices_of_what_is_padded(
     # A slice of one row's windows, of padding alone, has no operand.
     alone = max(pads[0] - kernel, pads[1] - stride) >= 0
     try:
-        found, estimated, measured = looped(model, x, step)
+        made = rows_of(model, x, step)
     except NotLoopableError:
         assert alone
         return
     assert not alone
     with torch.no_grad():
-        assert torch.equal(found, model(x))
-    assert estimated == measured
+        assert torch.equal(made.found[0], model(x))
+    assert made.estimated == made.measured
 
 
 @pytest.mark.parametrize("options", [{"mode": "reflect"}, {"mode": "replicate"}])
@@ -91,4 +77,4 @@ def test_other_pads_stay_whole(options: dict[str, Any]) -> None:
             return nn.functional.max_pool2d(padded, *self.options)
 
     with pytest.raises(NotLoopableError):
-        looped(Other((1, 1), 3, 1), torch.randn(1, 2, 11, 5), 2)
+        rows_of(Other((1, 1), 3, 1), torch.randn(1, 2, 11, 5), 2)
