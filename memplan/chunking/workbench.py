@@ -30,14 +30,14 @@ from memplan.graph.check import (
     scales,
     tolerance_of,
 )
-from memplan.graph.clock import LATE, in_pairs, interval, timed
+from memplan.graph.clock import FAR_BELOW, LATE, in_pairs, interval, timed
 from memplan.graph.liveness import Beside, one_body, profile
 from memplan.graph.measure import Observed, activation_peak, iterations
 from memplan.graph.program import Program
 from memplan.graph.workspace import temporaries
 
 Progress = Callable[[str], None]
-THOROUGH = 30.0  # seconds to time what is undecided
+THOROUGH = 30.0  # seconds to time for the second time, if it stays undecided
 ROUNDINGS = 10  # a difference may be this many times the measured rounding
 
 
@@ -67,8 +67,8 @@ class Workbench:
         self.device = inputs.check_device(model)
         self._began = time.monotonic()
         self._built: dict[object, Chunked | None] = {}
-        self._timed: dict[Chunked, list[float]] = {}  # the ratios
-        self._sure: set[Chunked] = set()  # of these, timed THOROUGH seconds more
+        self._timed: set[Chunked] = set()
+        self._twice: set[Chunked] = set()  # those timed a second time
         self._observe = observe
         self._snapshot = Snapshot([*inputs.leaves(), *model.buffers()])
         try:
@@ -104,12 +104,12 @@ class Workbench:
         return bool(module.memplan.slowdown_low <= enough)
 
     def _time(self, module: Chunked, enough: float, most: float) -> None:
-        """Times a module for at most so many seconds more."""
+        """Times a module, while it is undecided for at most so many seconds; what was
+        measured before does not count."""
         self._progress("timing")
         runs = self._call(self._model), self._call(module)
         with torch.no_grad():
-            more = in_pairs(*runs, self.device, enough, most)
-        ratios = self._timed[module] = [*self._timed.get(module, []), *more]
+            ratios = in_pairs(*runs, self.device, enough, most)
         module.memplan = with_times(module.memplan, ratios, enough)
 
     def unchanged(self, limit: int, reason: str) -> Chunked:
@@ -191,9 +191,10 @@ class Workbench:
     def fastest(self, modules: Sequence[Chunked], enough: float = math.inf) -> Chunked:
         """The fastest of some modules (at least one), timed against the original.
 
-        enough: timed until it is sure which ratios are above; where that stays
-        undecided, the fastest is timed again, and longer; if that helps not, its plan
-        says so. What is timed stays so at the next call.
+        enough: timed until it is sure which ratios are above. The fastest of many may
+        be so by chance: if it is not far below, it is timed a second time, longer, and
+        that alone counts; where that stays undecided, its plan says so. What is timed
+        stays so at the next call.
         Ctrl-C ends the timing with the best module so far.
         """
         best: Chunked | None = None
@@ -201,12 +202,13 @@ class Workbench:
             for module in modules:
                 if module not in self._timed:
                     self._time(module, enough, LATE)
+                    self._timed.add(module)
                 if best is None or self.slowdown(module) < self.slowdown(best):
                     best = module
             assert best is not None
-            while best not in self._sure and undecided(best.memplan, enough):
+            while best not in self._twice and in_doubt(best.memplan, enough):
                 self._time(best, enough, THOROUGH)
-                self._sure.add(best)
+                self._twice.add(best)
                 best = min(modules, key=self.slowdown)
         except KeyboardInterrupt:
             if best is None:
@@ -300,6 +302,11 @@ class Workbench:
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
+
+
+def in_doubt(plan: ChunkPlan, enough: float) -> bool:
+    """Whether it may take more than `enough` times as long, and may take less."""
+    return plan.slowdown_low <= enough and plan.slowdown_high > FAR_BELOW * enough
 
 
 def undecided(plan: ChunkPlan, enough: float) -> bool:

@@ -231,18 +231,31 @@ def test_a_time_that_is_undecided_is_accepted_and_said(
         memplan.chunk(model, x, "50%")
 
 
-def test_a_time_that_is_undecided_is_measured_longer(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "first", [[1.0, 1.3, 1.3, 1.05, 1.2], [0.95, 0.97, 0.96, 0.98, 1.0]]
+)
+def test_a_time_near_the_limit_is_measured_a_second_time(
+    monkeypatch: pytest.MonkeyPatch, first: list[float]
 ) -> None:
-    found = {workbench.LATE: [1.0, 1.3, 1.3, 1.05, 1.2]}
+    """One of many modules may be found fast by chance: the second time counts."""
+    found = {workbench.LATE: first}
     monkeypatch.setattr(workbench, "in_pairs", lambda *given: found[given[-1]])
     model, x = models.attention()
     found[workbench.THOROUGH] = [1.0, 1.02, 1.02, 1.3, 1.0]
     plan = memplan.chunk(model, x, "50%").memplan
-    assert (plan.slowdown, plan.reason) == (pytest.approx(1.035), "")  # of all pairs
+    assert (plan.slowdown, plan.reason) == (1.02, "")
     found[workbench.THOROUGH] = [1.2] * 20
     with pytest.raises(BudgetError, match=r"takes 1\.20 times as long, above 1\.10"):
         memplan.chunk(model, x, "50%")
+
+
+def test_a_time_far_below_the_limit_is_measured_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {workbench.LATE: [0.7, 0.8, 0.9, 0.7, 0.8]}
+    monkeypatch.setattr(workbench, "in_pairs", lambda *given: found[given[-1]])
+    model, x = models.attention()
+    assert memplan.chunk(model, x, "50%").memplan.slowdown == 0.8
 
 
 @pytest.mark.parametrize(
