@@ -75,8 +75,8 @@ def _varied(
     weighed: list[tuple[Candidate, Weight]], budget: int, count: int, fair: bool
 ) -> list[tuple[Candidate, Weight]]:
     """The most promising `count`: in turns the cheapest, those that cover most of the
-    excess over the budget and, if it is `fair`, those between; at most three with the
-    same end."""
+    excess over the budget and, if it is `fair`, those between; an eighth of them, or
+    three, with the same end."""
     level = {id(pair): _level(*pair, budget) for pair in weighed}
 
     def ranked(key: Callable[[Weight], object]) -> list[tuple[Candidate, Weight]]:
@@ -92,7 +92,7 @@ def _varied(
     ending: dict[object, int] = {}
     for pair in (each for row in zip(*rows, strict=True) for each in row):
         last = list(pair[0].slices.items())[-1]
-        if pair in chosen or ending.get(last, 0) == 3:
+        if pair in chosen or ending.get(last, 0) == max(3, count // 8):
             continue
         ending[last] = ending.get(last, 0) + 1
         chosen.append(pair)

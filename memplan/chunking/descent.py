@@ -108,6 +108,11 @@ class Tries:
             yield self.known[-1]
         yield from last
 
+    @property
+    def lowest(self) -> Trial:
+        """The trial with the lowest peak that any of the searches has made."""
+        return min((each.search.best for each in self.known), key=lambda one: one.peak)
+
     def _limiting(self) -> Set[str]:
         """The larger storages at the peak of the last one's best trial."""
         best = self.known[-1].search.best
@@ -212,22 +217,26 @@ class Descent(Generic[Made]):
         needs less than the model.
 
         Goes on from `nearest` in smaller and smaller steps, each until one brings next
-        to nothing.
+        to nothing, and then to the lowest that was estimated on the way.
         """
         best = self.nearest
         steps = [share for share in FURTHER for _ in range(STEPS_DOWN)]
+        known = self._bench.before
         while steps and not self.interrupted and time.monotonic() < self._stop:
             before = self._bench.before if best is None else self._bench.peak(best)
             share = steps.pop(0)
+            goal = min(int(share * before) - 1, known)
             try:
-                self.within(int(share * before) - 1, until="fits")
+                self.within(goal, until="fits")
             except KeyboardInterrupt:
                 self.interrupted = True
             after = before if self.nearest is None else self._bench.peak(self.nearest)
-            if after < before:
-                best = self.nearest
             if after > LITTLE * before:
                 steps = [each for each in steps if each > share]
+            if after < before:
+                best = self.nearest
+                if not steps and self._least_known() < after:
+                    steps, known = [1], self._least_known()
         self.nearest = best
         return best
 
@@ -387,6 +396,12 @@ class Descent(Generic[Made]):
         targets = self._exports.targets
         return max(each.outside + trials[each.path].peak for each in targets)
 
+    def _least_known(self) -> int:
+        """The lowest estimated peak of all trials so far."""
+        return self._estimated(
+            {path: each.lowest for path, each in self._tries.items()}
+        )
+
     def _trials(self, goal: int) -> list[dict[str, Trial]]:
         """Ways to keep to `goal` bytes: each has a trial for every exported part."""
         ways: list[dict[str, Trial]] = []
@@ -413,8 +428,7 @@ class Descent(Generic[Made]):
                 self._used.append(tried)
                 return found
             tried.failed = room
-        nearest = [each.search.best for each in tries.known]
-        return [min(nearest, key=lambda trial: trial.peak)]
+        return [tries.lowest]
 
     def _found(self, search: Search, room: int) -> list[Trial]:
         """Trials within `room` bytes; after Ctrl-C, those found so far."""

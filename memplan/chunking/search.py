@@ -153,18 +153,30 @@ class Search:
         return trial.excess(budget) / whole + trial.seconds / self._whole
 
     def _onward(self, trial: Trial, budget: int, stop: float) -> list[Trial]:
-        """Trials one move further, best first."""
+        """Trials one move further, best first; where none is better, two moves: a loop
+        that saves nothing may do so with others in it."""
+        found, others = self._moved(trial, trial, budget, stop)
+        open_to = (each for each in others if _beside(each) < trial.peak)
+        for each in nsmallest(ONWARD, open_to, _beside) if not found else ():
+            found += self._moved(each, trial, budget, stop)[0]
+        return self._kept(found, budget, ONWARD)
+
+    def _moved(
+        self, trial: Trial, before: Trial, budget: int, stop: float
+    ) -> tuple[list[Trial], list[Trial]]:
+        """Trials one move from `trial`: those better than `before`, and the others."""
+        found, others = [], []
         where = _where(trial.regions)
-        moves = self._moves(trial.program, trial.regions, where, budget)
-        found = []
-        for regions in moves:
+        for regions in self._moves(trial.program, trial.regions, where, budget):
             if time.monotonic() > stop:
                 break
             for made in self._made_both_ways(regions):
                 fitted = self._finer(made, budget)
-                if fitted.better_than(trial, budget):
+                if fitted.better_than(before, budget):
                     found.append(self._repeated(fitted, budget))
-        return self._kept(found, budget, ONWARD)
+                else:
+                    others.append(fitted)
+        return found, others
 
     def _kept(self, trials: list[Trial], budget: int, count: int) -> list[Trial]:
         """The best trials, with the fastest within the budget, and of the others the
@@ -343,6 +355,14 @@ class Search:
                 return None
             regions = _with(regions, i, wider)
         return self._made(regions)
+
+
+def _beside(trial: Trial) -> int:
+    """The bytes at the peak that no loop inside the one there would lower."""
+    loops = trial.loops.values()
+    return max(
+        (live - own for live, own in loops if live == trial.peak), default=trial.peak
+    )
 
 
 def _where(regions: tuple[Region, ...]) -> Where:
