@@ -1,4 +1,4 @@
-"""Chunked models beside the model as it is, and torch.compile.
+"""Chunked models beside the model as it is, with attention written out, and compiled.
 
 Models with random weights of one or two layers: the paper's and their like
 (models/published.py), and those that memplan was not built for (models/zoo.py). They
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from models import published, zoo
 from models.published import Built
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.runner import BenchError, Contender, Figures, Metric, Suite, or_error, timed
 from memplan.chunking.chunk import chunk
@@ -68,7 +69,8 @@ CASES |= {
 def contenders(
     case: Case, args: argparse.Namespace, folder: Path
 ) -> Sequence[Contender]:
-    """The model as it is, in chunks for each budget, and compiled."""
+    """The model as it is, without fused attention, in chunks for each budget, and
+    compiled."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -91,6 +93,10 @@ def contenders(
         expected = model(*inputs)
     compiled = torch.compile(model)  # at its first call
 
+    def written_out(*given: Any) -> Any:
+        with sdpa_kernel(SDPBackend.MATH):
+            return model(*given)
+
     def measured(call: Callable[..., Any]) -> Figures:
         with torch.no_grad():
             peak = activation_peak(lambda: call(*inputs))
@@ -104,6 +110,7 @@ def contenders(
 
     return [
         Contender("eager", lambda: measured(model)),
+        Contender("attention written out", lambda: measured(written_out)),
         *(
             Contender(title, lambda module=module: measured(module))
             for title, module in found.items()
