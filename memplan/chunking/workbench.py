@@ -24,7 +24,10 @@ from memplan.graph.call import Inputs
 from memplan.graph.capture import Exports
 from memplan.graph.check import (
     TINY,
+    Norm,
     Snapshot,
+    largest,
+    mean,
     relative_error,
     results_of,
     scales,
@@ -277,16 +280,28 @@ class Workbench:
         error = max(map(relative_error, self._expected, found))
         if not self._tolerance < error < math.inf:
             return error
-        return max(map(relative_error, self._expected, found, self._least))
+        return max(
+            relative_error(one, other, least, norm)
+            for norm, rows in self._least.items()
+            for one, other, least in zip(self._expected, found, rows, strict=False)
+        )
 
     @functools.cached_property
-    def _least(self) -> list[list[float]]:
-        """The least scale of each result, for results that cancel: a difference of
-        ROUNDINGS times its rounding is just within tolerance."""
+    def _least(self) -> dict[Norm, list[list[float]]]:
+        """The least scale of each result, for results that cancel, or that rounding
+        decides: a difference of ROUNDINGS times its rounding is just within tolerance.
+        Where rounding decides on a few values, so that these differ wholly, the mean
+        tells whether the others differ too."""
         self._progress("measuring the rounding")
-        rounded = scales(lambda: self._results(self._model), self._expected)
         times = ROUNDINGS / self._tolerance
-        return [[max(TINY, times * scale) for scale in row] for row in rounded]
+        run = functools.partial(self._results, self._model)
+        return {
+            norm: [
+                [max(TINY, times * scale) for scale in row]
+                for row in scales(run, self._expected, norm)
+            ]
+            for norm in (largest, mean)
+        }
 
     def _results(self, run: Callable[..., object], required: int = 1) -> list[object]:
         return results_of(self._inputs, self._model, run, required)

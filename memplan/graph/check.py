@@ -23,25 +23,40 @@ from memplan.graph.reach import Attributes
 
 TINY = 1e-30  # what values are compared with where all of them are 0
 
+Norm = Callable[[Tensor], float]
+"""The size of a tensor that has elements, all finite."""
+
+
+def largest(values: Tensor) -> float:
+    return float(values.abs().max())
+
+
+def mean(values: Tensor) -> float:
+    return float(values.abs().mean())
+
 
 def relative_error(
-    expected: object, found: object, least: Sequence[float] | None = None
+    expected: object,
+    found: object,
+    least: Sequence[float] | None = None,
+    norm: Norm = largest,
 ) -> float:
     """The largest difference of two nests of tensors, over the largest value there.
 
     least: of each leaf, what it is compared with at least, in place of its largest
-    value. 0.0 for the same bits; NaN and infinities must stand in the same places,
-    otherwise, and where shapes, dtypes or plain values differ, it is infinite.
+    value. norm: of a leaf's differences and values, in place of the largest. 0.0 for
+    the same bits; NaN and infinities must stand in the same places, otherwise, and
+    where shapes, dtypes or plain values differ, it is infinite.
     """
     left, right = leaves_of(expected), leaves_of(found)
     if len(left) != len(right):
         return float("inf")
     least = least or [TINY] * len(left)
     pairs = zip(left, right, least, strict=True)
-    return max((_difference(a, b, scale) for a, b, scale in pairs), default=0.0)
+    return max((_difference(a, b, scale, norm) for a, b, scale in pairs), default=0.0)
 
 
-def _difference(expected: object, found: object, least: float) -> float:
+def _difference(expected: object, found: object, least: float, norm: Norm) -> float:
     if not isinstance(expected, torch.Tensor):
         return 0.0 if _equal(expected, found) else float("inf")
     strided = expected.layout is torch.strided  # torch compares no others
@@ -51,10 +66,10 @@ def _difference(expected: object, found: object, least: float) -> float:
         return 0.0
     if expected.is_complex():
         one, other = (torch.view_as_real(x.resolve_conj()) for x in (expected, found))
-        return _difference(one, other, least)
+        return _difference(one, other, least, norm)
     if not expected.is_floating_point():
         return float("inf")
-    return _of_finite(expected.double(), found.double(), least)
+    return _of_finite(expected.double(), found.double(), least, norm)
 
 
 def _alike(left: Tensor, right: Tensor) -> bool:
@@ -71,7 +86,7 @@ def _equal(left: object, right: object) -> bool:
         return False  # arrays, and objects that hold tensors
 
 
-def _of_finite(left: Tensor, right: Tensor, least: float) -> float:
+def _of_finite(left: Tensor, right: Tensor, least: float, norm: Norm) -> float:
     finite = left.isfinite()
     if not bool((finite == right.isfinite()).all()):
         return float("inf")
@@ -82,7 +97,7 @@ def _of_finite(left: Tensor, right: Tensor, least: float) -> float:
     left, right = left[finite], right[finite]
     if not left.numel():
         return 0.0
-    return float((left - right).abs().max()) / max(float(left.abs().max()), least)
+    return norm(left - right) / max(norm(left), least)
 
 
 def other_inputs(inputs: list[object], seed: int) -> list[object]:
@@ -373,11 +388,14 @@ SUMS = "mm mv dot conv attention linear einsum sum mean fft"
 
 
 def scales(
-    run: Callable[[], Sequence[object]], expected: Sequence[object]
+    run: Callable[[], Sequence[object]],
+    expected: Sequence[object],
+    norm: Norm = largest,
 ) -> list[list[float]]:
     """How much rounding changes each tensor of each expected result, at most.
 
     run: returns what `expected` holds, and draws the same random numbers each time.
+    norm: of the changes in a tensor.
     0.0 for leaves that are no floating-point or complex tensors.
     """
     found = [[0.0] * len(tree_leaves(each)) for each in expected]
@@ -389,11 +407,11 @@ def scales(
             if len(leaves[0]) != len(leaves[1]):
                 continue  # rounding decided which of its results a model gives
             for i, (left, right) in enumerate(zip(*leaves, strict=True)):
-                row[i] = max(row[i], _largest_change(left, right))
+                row[i] = max(row[i], _change(left, right, norm))
     return found
 
 
-def _largest_change(left: object, right: object) -> float:
+def _change(left: object, right: object, norm: Norm) -> float:
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         return 0.0
     if left.shape != right.shape or not left.numel():
@@ -404,7 +422,7 @@ def _largest_change(left: object, right: object) -> float:
         return 0.0
     wide = torch.complex128 if left.is_complex() else torch.float64
     change = (left.to(wide) - right.to(wide)).abs()
-    return float(change[change.isfinite()].max()) if change.isfinite().any() else 0.0
+    return norm(change[change.isfinite()]) if change.isfinite().any() else 0.0
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[misc]

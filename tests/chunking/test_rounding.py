@@ -63,6 +63,34 @@ def test_errors_are_found(
         memplan.chunk(model, x, "40%", options=ANY)
 
 
+class Decides(Cancels):
+    """Rounding decides the sign of a few rows."""
+
+    def forward(self, x: Any) -> Any:
+        y = self.narrow(torch.tanh(self.wide(x)))
+        some = torch.arange(y.shape[1]) % 50 == 0
+        flipped = (super().forward(x).sum(-1) > 0) & some
+        return torch.where(flipped[..., None], -y, y)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5])
+def test_a_few_values_that_rounding_decides_excuse_no_others(
+    error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Chunk.__call__
+
+    def wrong(self: Chunk, inputs: Any) -> Any:
+        return honest(self, inputs) + error
+
+    monkeypatch.setattr(Chunk, "__call__", wrong)
+    model, x = Decides(0.0).eval(), torch.randn(2, 103, 16)
+    if error:
+        with pytest.raises(BudgetError, match="none found needs less"):
+            memplan.chunk(model, x, "40%", options=ANY)
+    else:
+        assert memplan.chunk(model, x, "40%", options=ANY).memplan.status == "chunked"
+
+
 def test_what_is_no_number_has_no_scale() -> None:
     made = [torch.arange(4), torch.empty(0), "text"]
     assert scales(lambda: [made], [made]) == [[0.0] * 3]
