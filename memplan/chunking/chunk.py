@@ -241,6 +241,9 @@ class _Chunking:
         module = self._bench.fastest([module], self._options.enough)
         if not self._bench.is_fast(module, self._options.enough):
             raise self._too_slow(module, f"{name} fits its budget", AGAIN)
+        if self._bench.interrupted:
+            reason = "the timing was interrupted"
+            module.memplan = replace(module.memplan, reason=reason)
         return module
 
 

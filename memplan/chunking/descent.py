@@ -46,11 +46,12 @@ class Bench(Protocol[Made]):
     """Makes modules of trials, and measures them.
 
     before: bytes that the model needs. internal_errors: how many regions or modules
-    each defect of memplan dropped.
+    each defect of memplan dropped. interrupted: whether Ctrl-C ended a `fastest`.
     """
 
     before: int
     internal_errors: Counter[str]
+    interrupted: bool
 
     def build(self, trials: Mapping[str, Trial], limit: int) -> Made | None:
         """The correct module of a trial for each part; None if there is none."""
@@ -64,7 +65,8 @@ class Bench(Protocol[Made]):
 
     def fastest(self, modules: Sequence[Made], enough: float) -> Made:
         """The fastest of some modules, at least one, timed; more thoroughly where a
-        ratio is above `enough`."""
+        ratio is above `enough`. Raises KeyboardInterrupt if Ctrl-C ended that before
+        one was timed."""
 
     def slowdown(self, module: Made) -> float:
         """The time over the model's, of a module that `fastest` gave."""
@@ -157,6 +159,7 @@ class Descent(Generic[Made]):
         enough = self._options.enough
         module = self._bench.fastest(modules, enough)
         fast = self._bench.is_fast(module, enough)
+        self.interrupted = self.interrupted or self._bench.interrupted
         if not fast:
             self._slow.update(*(self._digests.get(each, []) for each in modules))
         return module, fast
@@ -174,22 +177,22 @@ class Descent(Generic[Made]):
         for _ in range(LOWERED):
             try:
                 found = self.within(aim, goal, limit)
+                near = [each for each in (nearest, self.nearest) if each is not None]
+                nearest = min(near, key=self._bench.peak, default=None)
+                if not found and self.nearest is not None:  # it may keep to `limit`
+                    found = [self.nearest]
+                within = [each for each in found if self._bench.peak(each) <= limit]
+                missed += not within
+                if within:
+                    best, fast = self.fastest(within)
+                    fitting.append(best)
+                    if fast:
+                        return best, True
             except KeyboardInterrupt:
                 if not fitting:
                     raise
                 self.interrupted = True
                 break
-            near = [each for each in (nearest, self.nearest) if each is not None]
-            nearest = min(near, key=self._bench.peak, default=None)
-            if not found and self.nearest is not None:  # it may keep to `limit`
-                found = [self.nearest]
-            within = [each for each in found if self._bench.peak(each) <= limit]
-            missed += not within
-            if within:
-                best, fast = self.fastest(within)
-                fitting.append(best)
-                if fast:
-                    return best, True
             if missed == MISSES or self.interrupted or time.monotonic() >= self._stop:
                 break
             wider = int(limit * self._over)
@@ -265,10 +268,16 @@ class Descent(Generic[Made]):
         self._stop = stop
         if lowest is None and best is None and self.interrupted:
             raise KeyboardInterrupt
-        if lowest is None:
+        if lowest is None or (self.interrupted and best is not None):
             self.nearest = best
             return best, True
-        slow, fast = self.fastest([lowest])
+        try:
+            slow, fast = self.fastest([lowest])
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            self.interrupted, self.nearest = True, best
+            return best, True
         low = peak(lowest)
         while not fast and low <= NEAR * high and not self.interrupted:
             limit = max(low + 1, math.isqrt(low * high))
@@ -287,12 +296,12 @@ class Descent(Generic[Made]):
         enough and needs less than `high`."""
         try:
             found = self.within(limit, until="fast")
+            found = found or ([] if self.nearest is None else [self.nearest])
+            lower = [each for each in found if self._bench.peak(each) < high]
+            module, enough = self.fastest(lower) if lower else (None, False)
         except KeyboardInterrupt:
             self.interrupted = True
             return None
-        found = found or ([] if self.nearest is None else [self.nearest])
-        lower = [each for each in found if self._bench.peak(each) < high]
-        module, enough = self.fastest(lower) if lower else (None, False)
         return module if enough else None
 
     def within(

@@ -41,7 +41,8 @@ from memplan.graph.workspace import temporaries
 
 Progress = Callable[[str], None]
 THOROUGH = 30.0  # seconds to time for the second time, if it stays undecided
-ROUNDINGS = 10  # a difference may be this many times the measured rounding
+ROUNDINGS = 10  # the largest difference may be this many times the measured rounding
+MEAN_ROUNDINGS = 3  # likewise the mean, which hangs less on chance
 
 
 class Workbench:
@@ -49,6 +50,7 @@ class Workbench:
 
     before: measured bytes of the unchanged model's activations. exports: its parts; set
     them before you build. rejections: why `build` returned None, each time.
+    interrupted: whether Ctrl-C ended the timing of modules.
     internal_errors: how many regions or modules each defect of memplan dropped.
     """
 
@@ -65,6 +67,7 @@ class Workbench:
         runs it; else what a table says. Raises InputError if the model fails on the
         inputs, or if model and inputs are on several devices."""
         self.rejections: list[str] = []
+        self.interrupted = False
         self.internal_errors: Counter[str] = Counter()
         self._model, self._inputs, self._progress = model, inputs, progress
         self.device = inputs.check_device(model)
@@ -216,6 +219,7 @@ class Workbench:
         except KeyboardInterrupt:
             if best is None:
                 raise
+            self.interrupted = True
         best.memplan = replace(best.memplan, search_seconds=self._seconds())
         return best
 
@@ -293,14 +297,13 @@ class Workbench:
         Where rounding decides on a few values, so that these differ wholly, the mean
         tells whether the others differ too."""
         self._progress("measuring the rounding")
-        times = ROUNDINGS / self._tolerance
         run = functools.partial(self._results, self._model)
         return {
             norm: [
-                [max(TINY, times * scale) for scale in row]
+                [max(TINY, times / self._tolerance * scale) for scale in row]
                 for row in scales(run, self._expected, norm)
             ]
-            for norm in (largest, mean)
+            for norm, times in ((largest, ROUNDINGS), (mean, MEAN_ROUNDINGS))
         }
 
     def _results(self, run: Callable[..., object], required: int = 1) -> list[object]:

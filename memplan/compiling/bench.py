@@ -131,6 +131,7 @@ class Bench:
         if device != "cpu":
             raise UsageError(f"memplan.compile runs on the CPU alone, not on {device}")
         self.internal_errors: Counter[str] = Counter()
+        self.interrupted = False  # `fastest` takes no time
         self.model = model
         self.inputs = Signature().arranged(model, given.args, given.kwargs)
         self.progress, self.options = aloud(options.progress), options

@@ -139,14 +139,13 @@ def lying_as(value: Tensor, made: Tensor) -> Tensor:
 def tolerance_of(results: object) -> float:
     """The largest relative error at which results count as the same.
 
-    It follows the coarsest dtype among them: 1e-12 for float64, 1e-5 for float32,
-    and ten rounding errors for coarser dtypes, but at most 2 ** -5.
+    It follows the coarsest dtype among them, of complex ones that of their parts: 1e-12
+    for float64, 1e-5 for float32, and ten rounding errors for coarser dtypes, but at
+    most 2 ** -5.
     """
     dtypes = {leaf.dtype for leaf in leaves_of(results) if isinstance(leaf, Tensor)}
-    coarsest: float = max(
-        (torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point),
-        default=0.0,
-    )
+    inexact = (each for each in dtypes if each.is_floating_point or each.is_complex)
+    coarsest: float = max((torch.finfo(each).eps for each in inexact), default=0.0)
     if coarsest > 1e-6:
         return float(min(10 * coarsest, 2.0**-5))
     return 1e-5 if coarsest > 1e-12 else 1e-12
@@ -454,6 +453,8 @@ class _Rounding(TorchDispatchMode):  # type: ignore[misc]
 
     def _change(self, name: str, value: Tensor) -> None:
         """Change a result in place."""
+        if value.is_complex():
+            value = torch.view_as_real(value)
         device = value.device
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
@@ -470,4 +471,5 @@ class _Rounding(TorchDispatchMode):  # type: ignore[misc]
 def _is_floating(value: object) -> bool:
     if not isinstance(value, Tensor) or value.layout != torch.strided:
         return False
-    return bool(value.is_floating_point())
+    whole = value.is_complex() and not value.is_conj()
+    return bool(value.is_floating_point() or whole)

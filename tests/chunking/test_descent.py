@@ -41,6 +41,7 @@ class Counted:
     more: float = 1.0
     slower: float = 1.0
     known: bool = True
+    interrupted: bool = False
     internal_errors: Counter[str] = field(default_factory=Counter)
     built: list[Trial] = field(default_factory=list)
 

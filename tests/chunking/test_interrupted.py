@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import memplan  # noqa: E402
+from memplan.chunking import workbench  # noqa: E402
 from memplan.chunking.options import BudgetError, ChunkOptions  # noqa: E402
 from memplan.chunking.search import Search  # noqa: E402
 from tests.chunking import models  # noqa: E402
@@ -71,3 +72,59 @@ def test_no_time_to_search() -> None:
     options = ChunkOptions(max_slowdown=None, time_limit=1e-9)
     with pytest.raises(BudgetError):
         memplan.chunk(model, x, "30%", options=options)
+
+
+def timings(monkeypatch: pytest.MonkeyPatch, ratios: list[float | None]) -> list[int]:
+    """Timings give these ratios, one after the other; None: Ctrl-C."""
+    done: list[int] = []
+
+    def in_pairs(*_: Any) -> list[float]:
+        ratio = ratios[len(done)]
+        done.append(1)
+        if ratio is None:
+            raise KeyboardInterrupt
+        return [ratio] * 5
+
+    monkeypatch.setattr(workbench, "in_pairs", in_pairs)
+    return done
+
+
+def test_what_was_accepted_before_a_timing_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = models.attention()
+    timings(monkeypatch, [0.5, 0.5, None])
+    options = ChunkOptions(time_limit=1000.0)
+    plan = memplan.chunk(model, x, "min", options=options).memplan
+    assert plan.status == "chunked" and plan.slowdown == 0.5
+    assert "interrupted" in plan.reason
+
+
+def test_the_first_timing_that_is_interrupted_is_no_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = models.attention()
+    timings(monkeypatch, [None])
+    with pytest.raises(KeyboardInterrupt):
+        memplan.chunk(model, x, "30%")
+
+
+def test_the_search_ends_with_the_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was timed is too slow, and nothing else is looked for."""
+    model, x = models.attention()
+    done = timings(monkeypatch, [1.5, None])
+    with pytest.raises(BudgetError, match=r"takes 1\.50 times as long"):
+        memplan.chunk(model, x, "30%")
+    assert len(done) == 2
+
+
+def test_a_second_timing_that_is_interrupted_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = models.attention()
+    timings(monkeypatch, [1.05, None])
+    small = memplan.chunk(model, x, "30%")
+    assert "interrupted" in small.memplan.reason
+    timings(monkeypatch, [1.05, None])
+    again = memplan.chunk(model, x, plan=small.memplan)
+    assert again.memplan.reason == "the timing was interrupted"

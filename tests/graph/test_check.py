@@ -11,7 +11,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from memplan.graph.call import Inputs  # noqa: E402
-from memplan.graph.check import relative_error, results_of, scales  # noqa: E402
+from memplan.graph.check import (  # noqa: E402
+    relative_error,
+    results_of,
+    scales,
+    tolerance_of,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -60,6 +65,15 @@ def test_noise_may_be_rejected_by_a_model_but_not_by_what_replaces_it() -> None:
     assert len(results_of(inputs, nn.Identity(), run)) == 1
     with pytest.raises(ValueError, match="zeros only"):
         results_of(inputs, nn.Identity(), run, required=2)
+
+
+def test_complex_results_have_roundings_and_a_tolerance() -> None:
+    x = torch.randn(3, 4, dtype=torch.complex64)
+    (scale,) = scales(lambda: [x * (1 + 2j)], [x * (1 + 2j)])[0]
+    assert 0 < scale < 1e-5
+    assert tolerance_of([x]) == 1e-5
+    assert tolerance_of([x.to(torch.complex128)]) == 1e-12
+    assert tolerance_of([x, torch.ones(2, dtype=torch.bfloat16)]) == 2.0**-5
 
 
 def test_rounding_may_decide_which_results_there_are() -> None:
