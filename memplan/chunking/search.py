@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from heapq import nsmallest
+from itertools import product
 
 from memplan.chunking.around import around, coarser, finer
 from memplan.chunking.buffers import displaced
@@ -127,8 +128,10 @@ class Search:
                 beam, left = left[:1], left[1:]
             found: dict[frozenset[str], Trial] = {}
             ready = self._has_cheap(slow)  # then others beside it are the last
-            for trial in beam:
-                for each in self._onward(trial, budget, stop):
+            for further, trial in product((False, True), beam):
+                if further and (found or done):
+                    break
+                for each in self._onward(trial, budget, stop, further):
                     mark = marks(each)
                     if mark not in seen:
                         seen.add(mark)
@@ -152,12 +155,14 @@ class Search:
         whole = max(1, self.start.excess(budget))
         return trial.excess(budget) / whole + trial.seconds / self._whole
 
-    def _onward(self, trial: Trial, budget: int, stop: float) -> list[Trial]:
-        """Trials one move further, best first; where none is better, two moves: a loop
-        that saves nothing may do so with others in it."""
+    def _onward(
+        self, trial: Trial, budget: int, stop: float, further: bool = False
+    ) -> list[Trial]:
+        """Trials one move on, best first; `further`: two, as a loop that saves nothing
+        may do so with others in it."""
         found, others = self._moved(trial, trial, budget, stop)
         open_to = (each for each in others if _beside(each) < trial.peak)
-        for each in nsmallest(ONWARD, open_to, _beside) if not found else ():
+        for each in nsmallest(ONWARD, open_to, _beside) if further else ():
             found += self._moved(each, trial, budget, stop)[0]
         return self._kept(found, budget, ONWARD)
 
