@@ -23,14 +23,12 @@ from memplan.errors import InputError
 from memplan.graph.call import Inputs
 from memplan.graph.capture import Exports
 from memplan.graph.check import (
-    TINY,
-    Norm,
+    Scales,
     Snapshot,
-    largest,
-    mean,
+    least_scales,
     relative_error,
     results_of,
-    scales,
+    scaled_error,
     tolerance_of,
 )
 from memplan.graph.clock import FAR_BELOW, LATE, in_pairs, interval, timed
@@ -41,8 +39,6 @@ from memplan.graph.workspace import temporaries
 
 Progress = Callable[[str], None]
 THOROUGH = 30.0  # seconds to time for the second time, if it stays undecided
-ROUNDINGS = 10  # the largest difference may be this many times the measured rounding
-MEAN_ROUNDINGS = 3  # likewise the mean, which hangs less on chance
 
 
 class Workbench:
@@ -284,27 +280,13 @@ class Workbench:
         error = max(map(relative_error, self._expected, found))
         if not self._tolerance < error < math.inf:
             return error
-        return max(
-            relative_error(one, other, least, norm)
-            for norm, rows in self._least.items()
-            for one, other, least in zip(self._expected, found, rows, strict=False)
-        )
+        return scaled_error(self._expected, found, self._least)
 
     @functools.cached_property
-    def _least(self) -> dict[Norm, list[list[float]]]:
-        """The least scale of each result, for results that cancel, or that rounding
-        decides: a difference of ROUNDINGS times its rounding is just within tolerance.
-        Where rounding decides on a few values, so that these differ wholly, the mean
-        tells whether the others differ too."""
+    def _least(self) -> Scales:
         self._progress("measuring the rounding")
         run = functools.partial(self._results, self._model)
-        return {
-            norm: [
-                [max(TINY, times / self._tolerance * scale) for scale in row]
-                for row in scales(run, self._expected, norm)
-            ]
-            for norm, times in ((largest, ROUNDINGS), (mean, MEAN_ROUNDINGS))
-        }
+        return least_scales(run, self._expected, self._tolerance)
 
     def _results(self, run: Callable[..., object], required: int = 1) -> list[object]:
         return results_of(self._inputs, self._model, run, required)

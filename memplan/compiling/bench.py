@@ -28,9 +28,10 @@ from memplan.graph.call import Inputs, Signature
 from memplan.graph.capture import Target
 from memplan.graph.check import (
     aloud,
+    least_scales,
     relative_error,
     results_of,
-    scales,
+    scaled_error,
     tolerance_of,
     undone,
 )
@@ -380,11 +381,9 @@ class Bench:
         if plain <= self.tolerance(expected):
             return plain
         # What is large may be rounding: of a difference of large values, say.
-        rounding = scales(lambda: results_of(inputs, model, model), expected)
-        most = tolerance_of(expected)
-        least = [[10 * each / most for each in row] for row in rounding]
-        scaled = zip(expected, found, least, strict=True)
-        return max(relative_error(*each) for each in scaled)
+        again = partial(results_of, inputs, model, model)
+        least = least_scales(again, expected, tolerance_of(expected))
+        return scaled_error(expected, found, least)
 
     def _measured(
         self, runner: Runner, program: Program, again: tuple[str, ...], error: float

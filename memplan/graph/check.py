@@ -375,6 +375,12 @@ class _Heard(io.TextIOBase):
 # (Parker, 1997), the model runs with random changes of about one rounding error in the
 # results of its operators; the change of its own results is the scale to compare with.
 SAMPLES = 3
+# A difference may be so many times the measured rounding: the largest, and the mean,
+# which hangs less on chance. Where rounding decides on a few values, so that these
+# differ wholly, the mean tells whether the others differ too.
+ROUNDINGS: dict[Norm, int] = {largest: 10, mean: 3}
+Scales = dict[Norm, list[list[float]]]
+"""By each norm, a scale for each tensor of each result."""
 ROUNDING_SEED = 7
 # These operators only move values; their results have no rounding.
 MOVES = """
@@ -389,39 +395,69 @@ SUMS = "mm mv dot conv attention linear einsum sum mean fft"
 def scales(
     run: Callable[[], Sequence[object]],
     expected: Sequence[object],
-    norm: Norm = largest,
-) -> list[list[float]]:
-    """How much rounding changes each tensor of each expected result, at most.
+) -> Scales:
+    """How much rounding changes each tensor of each expected result, at most, by each
+    of the norms of ROUNDINGS.
 
     run: returns what `expected` holds, and draws the same random numbers each time.
-    norm: of the changes in a tensor.
     0.0 for leaves that are no floating-point or complex tensors.
     """
-    found = [[0.0] * len(tree_leaves(each)) for each in expected]
+    found = {
+        norm: [[0.0] * len(tree_leaves(each)) for each in expected]
+        for norm in ROUNDINGS
+    }
     for seed in range(ROUNDING_SEED, ROUNDING_SEED + SAMPLES):
         with _Rounding(seed):
             changed = run()
-        for row, one, other in zip(found, expected, changed, strict=False):
+        for at, (one, other) in enumerate(zip(expected, changed, strict=False)):
             leaves = tree_leaves(one), tree_leaves(other)
             if len(leaves[0]) != len(leaves[1]):
                 continue  # rounding decided which of its results a model gives
             for i, (left, right) in enumerate(zip(*leaves, strict=True)):
-                row[i] = max(row[i], _change(left, right, norm))
+                change = _change(left, right)
+                for norm, rows in found.items() if change is not None else ():
+                    rows[at][i] = max(rows[at][i], norm(change))
     return found
 
 
-def _change(left: object, right: object, norm: Norm) -> float:
+def least_scales(
+    run: Callable[[], Sequence[object]], expected: Sequence[object], tolerance: float
+) -> Scales:
+    """With which a difference of ROUNDINGS times what rounding changes is just within
+    tolerance, for results that cancel or that rounding decides. See `scales`."""
+    return {
+        norm: [
+            [max(TINY, ROUNDINGS[norm] / tolerance * each) for each in row]
+            for row in rows
+        ]
+        for norm, rows in scales(run, expected).items()
+    }
+
+
+def scaled_error(
+    expected: Sequence[object], found: Sequence[object], least: Scales
+) -> float:
+    """The largest relative error of results with these least scales."""
+    return max(
+        relative_error(one, other, row, norm)
+        for norm, rows in least.items()
+        for one, other, row in zip(expected, found, rows, strict=False)
+    )
+
+
+def _change(left: object, right: object) -> Tensor | None:
+    """The finite changes of a tensor of inexact numbers, if there are any."""
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
-        return 0.0
+        return None
     if left.shape != right.shape or not left.numel():
-        return 0.0
+        return None
     if torch.strided not in (left.layout, right.layout):
-        return 0.0
+        return None
     if not (left.is_floating_point() or left.is_complex()):
-        return 0.0
+        return None
     wide = torch.complex128 if left.is_complex() else torch.float64
     change = (left.to(wide) - right.to(wide)).abs()
-    return norm(change[change.isfinite()]) if change.isfinite().any() else 0.0
+    return change[change.isfinite()] if change.isfinite().any() else None
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[misc]

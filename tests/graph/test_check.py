@@ -12,8 +12,11 @@ from torch import nn  # noqa: E402
 
 from memplan.graph.call import Inputs  # noqa: E402
 from memplan.graph.check import (  # noqa: E402
+    largest,
+    least_scales,
     relative_error,
     results_of,
+    scaled_error,
     scales,
     tolerance_of,
 )
@@ -69,17 +72,30 @@ def test_noise_may_be_rejected_by_a_model_but_not_by_what_replaces_it() -> None:
 
 def test_complex_results_have_roundings_and_a_tolerance() -> None:
     x = torch.randn(3, 4, dtype=torch.complex64)
-    (scale,) = scales(lambda: [x * (1 + 2j)], [x * (1 + 2j)])[0]
+    (scale,) = scales(lambda: [x * (1 + 2j)], [x * (1 + 2j)])[largest][0]
     assert 0 < scale < 1e-5
     assert tolerance_of([x]) == 1e-5
     assert tolerance_of([x.to(torch.complex128)]) == 1e-12
     assert tolerance_of([x, torch.ones(2, dtype=torch.bfloat16)]) == 2.0**-5
 
 
+def test_a_few_values_that_rounding_decides_excuse_no_others() -> None:
+    y, place = torch.ones(1000), torch.arange(1000)
+
+    def turned(few: Any) -> list[Any]:
+        return [torch.where(few, -y, y)]
+
+    least = least_scales(lambda: turned(place < 5), [y], 1e-5)
+    assert relative_error(y, turned(place >= 992)[0]) == 2
+    assert scaled_error([y], turned(place >= 992), least) <= 1e-5
+    assert scaled_error([y], turned(place >= 900), least) > 1e-5
+
+
 def test_rounding_may_decide_which_results_there_are() -> None:
     x = torch.ones(2)
-    assert scales(lambda: [(x,)], [(x, x)]) == [[0.0, 0.0]]
-    assert scales(lambda: [(x, x.to_sparse())], [(x, x.to_sparse())]) == [[0.0, 0.0]]
+    assert scales(lambda: [(x,)], [(x, x)])[largest] == [[0.0, 0.0]]
+    sparse = scales(lambda: [(x, x.to_sparse())], [(x, x.to_sparse())])
+    assert sparse[largest] == [[0.0, 0.0]]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -92,5 +108,5 @@ def test_roundings_in_nested_tensors() -> None:
         nested = torch._nested_tensor_from_mask(x, mask)
         return [torch.nested.to_padded_tensor(nested * 3.1, 0.0)]
 
-    (scale,) = scales(run, [run()])[0]
+    (scale,) = scales(run, [run()])[largest][0]
     assert 0 < scale < 1e-5
