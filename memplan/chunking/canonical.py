@@ -2,15 +2,15 @@
 
 Masks that are known before the run are removed, repeated keys and values are grouped,
 products whose results are split become one product for each part, other parts become
-slices, group norm becomes two passes, losses become a sum of one for each target, and
-concatenations are filled part by part.
+slices, group norm becomes two passes, losses become a sum of one for each target, sums
+of permuted rows become additions, and concatenations are filled part by part.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
 
@@ -19,10 +19,11 @@ import torch
 from memplan.chunking.concatenations import with_filled
 from memplan.chunking.masks import Masks
 from memplan.chunking.parted_losses import losses_apart
+from memplan.chunking.permuted import with_additions
+from memplan.chunking.rewriting import ends_of, rewritten
 from memplan.chunking.rules.flow import arguments_of
 from memplan.chunking.rules.lowered import group_norm_apply, group_norm_statistics
 from memplan.graph.infer import Inference
-from memplan.graph.liveness import follow
 from memplan.graph.lower import without_dead
 from memplan.graph.program import Argument, Op, Program, Ref, Step, refs
 
@@ -31,28 +32,10 @@ def searchable(program: Program, inference: Inference) -> Program:
     """The canonical form of a lowered program."""
     for change in (
         *(with_plain_attention, parted, with_slices),
-        *(with_parts_of_groups, with_two_passes, with_losses),
+        *(with_parts_of_groups, with_two_passes, with_losses, with_additions),
     ):
         program = change(program, inference)
     return with_filled(program, inference)
-
-
-def rewritten(
-    program: Program,
-    inference: Inference,
-    change: Callable[[Op], list[Op] | None],
-) -> Program:
-    """The program with each operator replaced by those that `change` makes of it; None:
-    it stays. Operators whose results are then unused are removed."""
-    new = replace(program, ops=[], metas=dict(program.metas), roots=dict(program.roots))
-    for step in program.ops:
-        made = change(step) if isinstance(step, Op) else None
-        for op in made or ():
-            inference.add(new, op)
-        if made is None:
-            follow(new, step)
-        new.ops += [step] if made is None else made
-    return without_dead(new)
 
 
 def with_plain_attention(program: Program, inference: Inference) -> Program:
@@ -179,18 +162,6 @@ def parted(program: Program, inference: Inference) -> Program:
         return parts.get(op.name, []) if op.name in gone else [op]
 
     return rewritten(program, inference, change)
-
-
-def ends_of(program: Program) -> tuple[dict[str, Op], dict[str, list[Op]]]:
-    """The operator that makes each value, and those that take it."""
-    makers: dict[str, Op] = {}
-    users: dict[str, list[Op]] = {}
-    for op in program.ops:
-        if isinstance(op, Op):
-            makers[op.name] = op
-            for name in dict.fromkeys(op.operands()):
-                users.setdefault(name, []).append(op)
-    return makers, users
 
 
 def _chain(

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from memplan.chunking.gathers import gathered_first
 from memplan.chunking.region import NotLoopableError
+from memplan.chunking.rewriting import renamed
 from memplan.chunking.selections import selected_first
 from memplan.chunking.timing import multiplications
 from memplan.graph.liveness import Beside, follow, lifetimes, profile, roots_of
@@ -19,10 +21,8 @@ from memplan.graph.lower import without_dead
 from memplan.graph.program import (
     Op,
     Program,
-    Ref,
     Roots,
     Step,
-    mapped,
     refs,
     results,
 )
@@ -70,8 +70,8 @@ def bases(
     beside: Beside = temporaries,
     limiting: Callable[[], Set[str]] = frozenset,
 ) -> Iterator[Base]:
-    """The program itself, then with large values made where they are selected from,
-    then with one more value after the other computed again.
+    """The program itself, then with large values made where they are selected or
+    gathered from, then with one more value after the other computed again.
 
     limiting: the storages that are live where loops leave the last base's peak, the
     first to be computed again. Else values that are a good part of the peak, and that
@@ -79,7 +79,8 @@ def bases(
     operators need of their own.
     """
     whole = max(1, sum(multiplications(program, op) for op in program.ops))
-    names = selected_first(program)[1]
+    first, names = selected_first(program)
+    names += gathered_first(first)[1]
     if names:
         yield Base(program)
     base: Base | None = Base(again(program, names), names)
@@ -142,14 +143,16 @@ def _once_more(program: Program, name: str) -> Recompute | None:
 
 def again(program: Program, names: Iterable[str]) -> Program:
     """The program with some values computed again, one after the other; those that are
-    only selected from, where they are.
+    only selected or gathered from, where they are.
 
     Raises NotLoopableError for one that cannot be.
     """
     names = list(names)
     done: tuple[str, ...] = ()
     if names:
-        program, done = selected_first(program, names)
+        program, selected = selected_first(program, names)
+        program, gathered = gathered_first(program, names)
+        done = selected + gathered
     for name in names:
         if name in done:
             continue
@@ -212,13 +215,13 @@ def recomputed(program: Program, what: Recompute) -> Program:
     for i in what.ops:
         op = program.ops[i]
         assert isinstance(op, Op)
-        copies.append(_renamed(op, new, new[op.name]))
+        copies.append(renamed(op, new, new[op.name]))
         metas[new[op.name]] = metas[op.name]
         roots[new[op.name]] = root_of(roots[op.name])
         if op.name in modules:
             modules[new[op.name]] = modules[op.name]
     late = [
-        _renamed(step, {what.name: new[what.name]}, step.name)
+        renamed(step, {what.name: new[what.name]}, step.name)
         if isinstance(step, Op) and what.name in step.operands()
         else step
         for step in program.ops[what.at :]
@@ -228,15 +231,6 @@ def recomputed(program: Program, what: Recompute) -> Program:
     for step in late:
         follow(program, step)
     return without_dead(program)  # an earlier operator may have had no other user
-
-
-def _renamed(op: Op, new: dict[str, str], name: str) -> Op:
-    """A copy of an operator that takes other values."""
-    args, kwargs = mapped(
-        (op.args, op.kwargs),
-        lambda at: Ref(new.get(at.name, at.name)) if isinstance(at, Ref) else at,
-    )
-    return Op(name, op.target, args, kwargs, op.line)
 
 
 class _Lives:

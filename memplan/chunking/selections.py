@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from memplan.chunking.canonical import ends_of, rewritten
 from memplan.chunking.region import call_of
+from memplan.chunking.rewriting import ends_of, rewritten, unused
 from memplan.chunking.rules.elementwise import broadcast, elementwise
 from memplan.chunking.rules.flow import RULES, Slice, arguments_of
 from memplan.graph.infer import Inference
@@ -205,10 +205,8 @@ def _selected(program: Program, op: Op, taker: Op, taken: set[str]) -> list[Op]:
         if aligned is None and (along < 0 or taker.key == "aten.slice"):
             return ref
         if ref.name not in made:
-            name, where = f"{taker.name}_{ref.name}", rest if aligned else [0]
-            while name in taken:
-                name += "_"
-            taken.add(name)
+            name = unused(f"{taker.name}_{ref.name}", taken)
+            where = rest if aligned else [0]
             target = torch.ops.aten.select.int if aligned is None else taker.target
             made[ref.name] = Op(name, target, (ref, along, *where), {}, taker.line)
         return Ref(made[ref.name].name)
