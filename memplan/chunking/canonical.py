@@ -126,6 +126,7 @@ SPLITS = {
     "aten.unsafe_chunk",
 }
 FEWEST = 64  # features of a part: products of fewer columns are slow
+NARROW = 1 / 32  # of all features: parts that take little time even so
 
 # Of each product, where its weight stands, the weight's dimension of features, and
 # where its bias stands.
@@ -192,14 +193,17 @@ def _chain(
 
 
 def _splits_features(program: Program, split: Op, takers: list[Op]) -> bool:
-    """Whether an operator splits the last dimension into wide enough parts."""
+    """Whether an operator splits the last dimension into parts that are wide enough, or
+    together narrow enough not to matter."""
     if split.key not in SPLITS or not takers:
         return False
     last = len(program.metas[split.args[0].name].shape) - 1
+    widths = [meta.shape[-1] for meta in program.metas[split.name]]
+    narrow = sum(width for width in widths if width < FEWEST)
     return (
         arguments_of(split)["dim"] in (-1, last)
         and all(each.target is operator.getitem for each in takers)
-        and min(meta.shape[-1] for meta in program.metas[split.name]) >= FEWEST
+        and narrow <= NARROW * sum(widths)
     )
 
 

@@ -324,6 +324,24 @@ def test_narrow_parts_stay_together() -> None:
     assert products(program) == 1
 
 
+@pytest.mark.parametrize(("narrow", "count"), [([16], 3), ([16, 17], 1)])
+def test_narrow_parts_of_a_wide_product(narrow: list[int], count: int) -> None:
+    """Of next to no features, they do not keep the others together."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 1024)
+
+        def forward(self, x: Any) -> Any:
+            sizes = [512, *narrow, 512 - sum(narrow)]
+            gate, *steps, rest = self.layer(x).split(sizes, -1)
+            return sum(step.sum(-1, True) for step in steps) * rest.sum(-1, True) + gate
+
+    program = prepared(Wide(), torch.randn(2, LENGTH, 32))
+    assert products(program) == count
+
+
 class Split(nn.Module):
     """An input's activation taken apart, in some way, along some dimension."""
 
