@@ -21,8 +21,8 @@ from memplan.chunking.masks import Masks
 from memplan.chunking.parted_losses import losses_apart
 from memplan.chunking.permuted import with_additions
 from memplan.chunking.rewriting import ends_of, rewritten
-from memplan.chunking.rules.flow import arguments_of
 from memplan.chunking.rules.lowered import group_norm_apply, group_norm_statistics
+from memplan.graph.arguments import arguments_of
 from memplan.graph.infer import Inference
 from memplan.graph.lower import without_dead
 from memplan.graph.program import Argument, Op, Program, Ref, Step, refs

@@ -13,7 +13,8 @@ from math import prod
 
 import torch
 
-from memplan.chunking.rules.flow import arguments_of, positive
+from memplan.chunking.rules.flow import positive
+from memplan.graph.arguments import arguments_of
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import Beside, profile, roots_of
 from memplan.graph.lower import without_dead

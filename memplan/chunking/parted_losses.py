@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from memplan.chunking.rules.flow import arguments_of
+from memplan.graph.arguments import arguments_of
 from memplan.graph.program import Argument, Meta, Op, Program, Ref
 
 aten = torch.ops.aten

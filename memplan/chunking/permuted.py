@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from memplan.chunking.rewriting import ends_of, replaced, unused
-from memplan.chunking.rules.flow import arguments_of
+from memplan.graph.arguments import arguments_of
 from memplan.graph.infer import Inference
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, refs
 

@@ -14,7 +14,8 @@ import torch
 from memplan.chunking.region import call_of
 from memplan.chunking.rewriting import ends_of, rewritten, unused
 from memplan.chunking.rules.elementwise import broadcast, elementwise
-from memplan.chunking.rules.flow import RULES, Slice, arguments_of
+from memplan.chunking.rules.flow import RULES, Slice
+from memplan.graph.arguments import arguments_of
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import lifetimes, profile, roots_of
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, mapped, refs

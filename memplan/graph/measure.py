@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memplan.garbage import no_collections
+from memplan.graph.arguments import arguments_of
 from memplan.graph.infer import meta_of
 from memplan.graph.liveness import roots_of, storage_bytes
 from memplan.graph.program import (
@@ -132,6 +133,7 @@ class Observed:
                 (args, kwargs),
                 lambda at: given[int(at.name)] if isinstance(at, Ref) else at,
             )
+            _one_group(replace(op, args=args, kwargs=kwargs))
             self._seen[key] = _seen(lambda: op.target(*args, **kwargs))
         return self._seen[key]
 
@@ -145,6 +147,15 @@ class Observed:
 
 def _zeros(meta: Meta) -> torch.Tensor:
     return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype).zero_()
+
+
+def _one_group(op: Op) -> None:
+    """Has a product of groups of rows take all rows for the first group: of none at all
+    it would make nothing."""
+    given = arguments_of(op)
+    ends, rows = given.get("offs"), next(iter(given.values()), None)
+    if isinstance(ends, torch.Tensor) and isinstance(rows, torch.Tensor):
+        ends.fill_(given.get("stop", len(rows)))
 
 
 def _seen(run: Callable[[], torch.Tensor | Sequence[torch.Tensor]]) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
 from typing import NamedTuple
 
+from memplan.graph.arguments import arguments_of, parameters
 from memplan.graph.program import (
     Argument,
     Bound,
@@ -139,28 +138,9 @@ def whole(call: Call) -> list[Slice | None]:
     return [None] * len(call.operands)
 
 
-@cache
-def parameters(target: Callable[..., object]) -> tuple[tuple[str, Argument], ...]:
-    """Names and defaults of a target's parameters, in order; None for no default."""
-    schema = getattr(target, "_schema", None)
-    if schema is not None:
-        return tuple((each.name, each.default_value) for each in schema.arguments)
-    return tuple(
-        (name, None if each.default is each.empty else each.default)
-        for name, each in inspect.signature(target).parameters.items()
-    )
-
-
 def given(call: Call) -> dict[str, Argument]:
     """All arguments by name, those left out at their defaults."""
     return arguments_of(call.op)
-
-
-def arguments_of(op: Op) -> dict[str, Argument]:
-    """All arguments of an operator by name, as `given`."""
-    names = parameters(op.target)
-    passed = {name: value for (name, _), value in zip(names, op.args, strict=False)}
-    return {**dict(names), **passed, **op.kwargs}
 
 
 def places(call: Call) -> dict[str, tuple[int, ...]]:

@@ -159,21 +159,21 @@ def causal_attention(
 def grouped_rows(
     rows: torch.Tensor,
     weight: torch.Tensor,
-    ends: torch.Tensor,
+    offs: torch.Tensor,
     start: int,
     stop: int,
     product: str,
 ) -> torch.Tensor:
     """The rows [start, stop) of a product of each row with the matrix of its group.
 
-    rows: [stop - start, E]; weight: [G, E, F]; ends: [G], where each group ends among
+    rows: [stop - start, E]; weight: [G, E, F]; offs: [G], where each group ends among
     all rows; product: the operator's full name.
     """
     from operator import attrgetter
 
     import torch
 
-    ends = (ends - start).clamp(0, stop - start)
+    ends = (offs - start).clamp(0, stop - start)
     return attrgetter(product)(torch.ops)(rows, weight, ends)
 
 
