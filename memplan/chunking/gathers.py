@@ -16,13 +16,13 @@ from memplan.chunking.candidates import is_cheap
 from memplan.chunking.region import call_of
 from memplan.chunking.rewriting import ends_of, renamed, replaced, unused
 from memplan.chunking.rules.flow import RULES, Slice
-from memplan.graph.arguments import arguments_of
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import lifetimes, profile, roots_of
 from memplan.graph.program import Argument, Meta, Op, Program, Ref, refs
 
 LARGE = 1 / 16  # of a peak: values that are not kept
 SMALL = 1 / 16  # of such a value: others that may be kept for it
+FIRST = "_first"  # ends the names of gathers that come first
 NUMBERS = {torch.int64, torch.int32}
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ def gathered_first(
 ) -> tuple[Program, tuple[str, ...]]:
     """The program with rows gathered before the cheap operators behind them, where the
     results of these are large and not needed later, and what they are of is; and the
-    gathers for which that is so.
+    gathers for which that is so, their names with `FIRST`.
 
     only: not for others, and for these even if the values are small.
     """
@@ -41,10 +41,11 @@ def gathered_first(
     found = {
         op.name: ops
         for op in program.ops
-        if isinstance(op, Op) and (only is None or op.name in only)
+        if isinstance(op, Op) and (only is None or op.name + FIRST in only)
         if (ops := rows.first(op, floor))
     }
-    return replaced(program, Inference(), found)
+    made, names = replaced(program, Inference(), found)
+    return made, tuple(name + FIRST for name in names)
 
 
 class _Rows:
@@ -62,7 +63,7 @@ class _Rows:
 
     def first(self, op: Op, floor: float) -> list[Op]:
         """The operators that gather before, in the place of one that gathers; none if
-        that frees less than `floor` bytes.
+        there are none, or if that frees less than `floor` bytes.
         """
         index = _index(op)
         if index is None or self._program.metas[index.name].dtype not in NUMBERS:
@@ -86,7 +87,8 @@ class _Rows:
         return self._gathering(op, index, source, chain, lead) if chain else []
 
     def _lives(self, root: str, at: int) -> bool:
-        """Whether a storage is there after the operator at `at` anyway."""
+        """Whether a storage is there after the operator at `at` anyway, as inputs and
+        constants are."""
         kept = root not in self._owned or root in self._given
         return kept or self._last[root] > at
 
@@ -94,8 +96,8 @@ class _Rows:
         return self._makers.get(name)
 
     def _chain(self, name: str, lead: int, at: int, small: float) -> list[Op]:
-        """Operators that make the rows of a value of rows of others that are there at
-        `at`, in order; none if there are none."""
+        """The operators, in order, by which rows of a value follow from the same rows
+        of values that are there at `at` anyway, or small; none if they do not."""
         found: dict[str, Op] = {}
         rest = [name]
         while rest:
@@ -120,19 +122,21 @@ class _Rows:
             return None
         dims = [dim for dim in range(lead) if meta.shape[dim] > 1]
         needs = []
-        if not dims:
+        if lead - 1 not in dims:  # gathered rows will lie along the last of them
             return None
         for dim in dims:
             flow = RULES[key](call_of(self._program, op, ""), Slice(dim))
             if flow is None or (flow.target, flow.args, flow.kwargs) != (None,) * 3:
                 return None
+            # None: all of the operand; else whether just these rows of it
             needs.append([each and each == Slice(dim) for each in flow.needs])
         moving = set()
         for name, *each in zip(op.operands(), *needs, strict=True):
             operand = self._program.metas[name]
             if all(need is None for need in each):
                 continue
-            if not all(each) or len(operand.shape) != len(meta.shape):
+            same = operand.shape[:lead] == meta.shape[:lead]
+            if not all(each) or not same or len(operand.shape) != len(meta.shape):
                 return None
             moving.add(name)
         return moving
@@ -161,7 +165,7 @@ class _Rows:
                 size, tail = prod(metas[name].shape[:lead]), metas[name].shape[lead:]
                 reshape, wide = aten.reshape.default, [1] * (lead - 1)
                 rows = called(own(f"{name}_flat"), reshape, Ref(name), [size, *tail])
-                rows = called(own(f"{name}_rows"), aten.index.Tensor, rows, [index])
+                rows = called(own(f"{name}_rows"), op.target, rows, *op.args[1:])
                 called(made[name], reshape, rows, [*wide, count, *tail])
             ops.append(renamed(each, made, made[each.name]))
         sizes = list(metas[op.name].shape)
@@ -174,7 +178,7 @@ def _index(op: Op) -> Ref | None:
     if op.key == "aten.index":
         indices = op.args[1]
         return indices[0] if len(indices) == 1 else None
-    if op.key == "aten.index_select":
-        given = arguments_of(op)
-        return given["index"] if given["dim"] == 0 else None
+    if op.key == "aten.index_select" and not op.kwargs:
+        _, dim, index = op.args
+        return index if dim == 0 else None
     return None

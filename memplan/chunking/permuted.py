@@ -25,7 +25,7 @@ def with_additions(program: Program, inference: Inference) -> Program:
     permutation puts in order.
 
     Rows of which more than two are added are added in at least float32, as torch's sums
-    are.
+    are; on a GPU in any order.
     """
     rows = _Rows(program)
     found = {
@@ -114,15 +114,16 @@ class _Rows:
         )
 
     def _match(self, source: Ref, order: Ref) -> bool:
-        rows = self._program.metas[source.name].shape
-        return len(rows) > 0 and self._program.metas[order.name].shape == rows[:1]
+        """Whether each row has one place, and there are any."""
+        shape = self._program.metas[source.name].shape
+        return bool(shape) and 0 not in shape and self._shape(order) == shape[:1]
 
     def _inverted(self, index: Argument) -> Ref | None:
         """The permutation that an index is the inverse of, if it is known to be."""
         sort = self._sort(index)
         if sort is not None:
-            source = sort.args[0]
-            return source if self._permutes(source) else None
+            source, falling = sort.args[0], arguments_of(sort)["descending"]
+            return source if self._permutes(source) and not falling else None
         op = self._made(index, "aten.index_put")
         if op is None:
             return None
@@ -130,8 +131,10 @@ class _Rows:
         indices = given["indices"]
         if given["accumulate"] or len(indices) != 1 or not self._permutes(indices[0]):
             return None
-        same = self._program.metas[indices[0].name].shape == self._meta(op).shape
-        return indices[0] if same and self._counts(given["values"]) else None
+        if not self._counts(given["values"]):
+            return None
+        sizes = {self._shape(each) for each in (indices[0], given["values"], op)}
+        return indices[0] if len(sizes) == 1 else None
 
     def _permutes(self, index: Argument) -> bool:
         """Whether an index has each of its own places once, as a sort's."""
@@ -160,7 +163,7 @@ class _Rows:
         return (given.get("start", 0), given.get("step", 1)) == (0, 1)
 
     def _inner(self, value: Argument, key: str) -> Op | None:
-        """The operator that makes a value, if it is of this kind and nothing else takes
+        """The operator that makes a value, if it has this key and nothing else takes
         the value."""
         op = self._made(value, key)
         if op is None or op.name in self._given:
@@ -170,6 +173,10 @@ class _Rows:
     def _made(self, value: Argument, key: str) -> Op | None:
         op = self._makers.get(value.name) if isinstance(value, Ref) else None
         return op if op is not None and op.key == key else None
+
+    def _shape(self, value: Ref | Op) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self._program.metas[value.name].shape
+        return shape
 
     def _meta(self, op: Op) -> Meta:
         meta = self._program.metas[op.name]

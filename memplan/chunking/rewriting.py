@@ -33,7 +33,10 @@ def replaced(
     program: Program, inference: Inference, found: Mapping[str, list[Op]]
 ) -> tuple[Program, tuple[str, ...]]:
     """The program with other operators in the place of some, given by their names, and
-    those for which that was done: where shape, type and strides of the result stay."""
+    those for which that was done: where shape, type and strides of the result stay.
+
+    Raises ShapeError if torch refuses an operator among them.
+    """
     if not found:
         return program, ()
     made = rewritten(program, inference, lambda op: found.get(op.name))

@@ -129,11 +129,11 @@ class Observed:
                 _zeros(meta).requires_grad_(needed) if weight is None else weight
                 for meta, weight, needed in zip(metas, known, required, strict=True)
             ]
+            given = _one_group(replace(op, args=args, kwargs=kwargs), given)
             args, kwargs = mapped(
                 (args, kwargs),
                 lambda at: given[int(at.name)] if isinstance(at, Ref) else at,
             )
-            _one_group(replace(op, args=args, kwargs=kwargs))
             self._seen[key] = _seen(lambda: op.target(*args, **kwargs))
         return self._seen[key]
 
@@ -149,13 +149,18 @@ def _zeros(meta: Meta) -> torch.Tensor:
     return torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype).zero_()
 
 
-def _one_group(op: Op) -> None:
-    """Has a product of groups of rows take all rows for the first group: of none at all
-    it would make nothing."""
-    given = arguments_of(op)
-    ends, rows = given.get("offs"), next(iter(given.values()), None)
-    if isinstance(ends, torch.Tensor) and isinstance(rows, torch.Tensor):
-        ends.fill_(given.get("stop", len(rows)))
+def _one_group(op: Op, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The operands of a product of each row with its group's matrix, with all rows in
+    the first group: of none at all it makes nothing. Those of others as they are.
+
+    op: its Refs are numbers of operands.
+    """
+    arguments = arguments_of(op)
+    plain = [each.dim() for each in given] == [2, 3, 1]
+    if not plain or arguments.get("offs") != Ref("2"):
+        return given
+    size = arguments.get("stop", len(given[0]))
+    return [*given[:2], torch.full_like(given[2], size)]
 
 
 def _seen(run: Callable[[], torch.Tensor | Sequence[torch.Tensor]]) -> int:

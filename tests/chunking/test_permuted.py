@@ -138,9 +138,28 @@ def half_of_the_rows(x: Any) -> Any:
     return x.sin()[order(1).argsort()].view(TOKENS // 2, 2, WIDTH).sum(1)
 
 
+def by_falling_order(x: Any) -> Any:
+    rows = x.sin()[order(2).argsort(descending=True)]
+    return rows.view(TOKENS, 2, WIDTH).sum(1)
+
+
+def by_one_number(x: Any) -> Any:
+    inverse = torch.empty_like(order(2))
+    inverse[order(2)] = torch.arange(1)
+    return x.sin()[inverse].view(TOKENS, 2, WIDTH).sum(1)
+
+
+def of_no_rows(x: Any) -> Any:
+    rows = by_sorting_again(x[:0].sin(), order(2)[:0].sort()[1])
+    return rows.view(TOKENS, 0, WIDTH).sum(1)
+
+
 @pytest.mark.parametrize(
     "function",
-    [given_order, of_other_rows, used_again, widths, kept_dimension, half_of_the_rows],
+    [
+        *(given_order, of_other_rows, used_again, widths, kept_dimension),
+        *(half_of_the_rows, by_falling_order, by_one_number, of_no_rows),
+    ],
 )
 def test_other_sums_stay(function: Callable[..., Any]) -> None:
     program, inference = lowered(function, torch.randn(2 * TOKENS, WIDTH))
@@ -218,8 +237,37 @@ def one_row(x: Any) -> Any:
     return F.layer_norm(x, (WIDTH,))[torch.zeros(9, dtype=torch.int64)].sum(0) + x[0]
 
 
+def of_a_mean(x: Any) -> Any:
+    x = x.view(TOKENS // 2, 2, WIDTH) * 2
+    y = x.mean(1, keepdim=True).view(-1, WIDTH)
+    return y[torch.tensor(3).view(1)].sum(0) + x.sum((0, 1))
+
+
+def of_the_mean_of_several(x: Any) -> Any:
+    x = x.view(2, TOKENS // 2, WIDTH) * 2
+    y = x.mean(0, keepdim=True).view(-1, WIDTH)
+    return y[torch.arange(3)].sum(0) + x.sum((0, 1))
+
+
+def over_a_dimension_of_one(x: Any) -> Any:
+    x = x.view(TOKENS, 1, WIDTH) * 2
+    y = (x.softmax(1) * x).view(-1, WIDTH)
+    return y[torch.arange(3)].sum(0) + x.sum((0, 1))
+
+
+def of_a_norm_of_rows_of_one(x: Any) -> Any:
+    x = x.view(TOKENS, 1, WIDTH) * 2
+    y = F.layer_norm(x, (1, WIDTH)).view(-1, WIDTH)
+    return y[torch.arange(3)].sum(0) + x.sum((0, 1))
+
+
 @pytest.mark.parametrize(
-    "function", [of_what_is_kept, of_what_goes, along_another, over_rows, one_row]
+    "function",
+    [
+        *(of_what_is_kept, of_what_goes, along_another, over_rows, one_row),
+        *(of_a_mean, of_the_mean_of_several, over_a_dimension_of_one),
+        of_a_norm_of_rows_of_one,
+    ],
 )
 def test_other_gathers_stay(function: Callable[..., Any]) -> None:
     program, _ = lowered(function, torch.randn(TOKENS, WIDTH))
@@ -277,3 +325,21 @@ def test_buffers_of_experts_products_count(dtype: Any) -> None:
     x = torch.randn(1, 512, 128, dtype=dtype)
     plan = memplan.chunk(model, x, "40%", options=ANY).memplan
     assert plan.peak_bytes_after == pytest.approx(plan.measured_bytes_after, rel=0.02)
+
+
+def test_ends_of_groups_that_are_parameters_stay() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 16, 64), requires_grad=False)
+            ends = torch.tensor([10, 20, 30, 64], dtype=torch.int32)
+            self.ends = nn.Parameter(ends, requires_grad=False)
+
+        def forward(self, x: Any) -> Any:
+            return grouped()(x.exp(), self.weight, self.ends).exp().sum(1)
+
+    model, x = Fixed().eval(), torch.randn(64, 16)
+    before = model(x)
+    small = memplan.chunk(model, x, "60%", options=ANY)
+    assert model.ends.tolist() == [10, 20, 30, 64]
+    assert relative_error(before, small(x)) <= 1e-5
