@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from memplan.chunking.buffers import (
@@ -17,6 +16,7 @@ from memplan.chunking.buffers import (
     place_totals,
     written_over,
 )
+from memplan.chunking.inferred import infer_again
 from memplan.chunking.rules.flow import Call, Slice
 from memplan.chunking.rules.table import flow
 from memplan.chunking.rules.totals import TOTAL, Accumulation, Added, earlier, place_of
@@ -454,7 +454,10 @@ class _Builder:
             or new.metas[name] != old.metas[name]
             or new.roots[name] != old.roots[name]
         }
-        infer_again(new, len(new.ops) - len(after), changed, self._inference)
+        try:
+            infer_again(new, len(new.ops) - len(after), changed, self._inference)
+        except ShapeError as error:
+            raise NotLoopableError(str(error)) from error
 
 
 def shapes(meta: Metas) -> Sizes:
@@ -467,61 +470,3 @@ def shapes(meta: Metas) -> Sizes:
 def with_size(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     """`shape` with dimension `dim` of `size`."""
     return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-def infer_again(
-    program: Program, start: int, changed: set[str], inference: Inference
-) -> None:
-    """Infer again, from the step at `start`, the values that depend on values whose
-    strides or storage `changed`, also in the bodies of loops. `changed` grows.
-
-    Programs share loops, so a loop that changes is replaced by a copy.
-    """
-    for i, step in enumerate(program.ops[start:], start):
-        if changed.isdisjoint(step.operands()):
-            continue
-        if isinstance(step, Loop):
-            program.ops[i] = _updated(program, step, changed, inference)
-            changed.update(_moved(program, step))
-        else:
-            _enter(program, step, changed, inference)
-
-
-def _enter(program: Program, op: Op, changed: set[str], inference: Inference) -> None:
-    before = program.metas[op.name], program.roots[op.name]
-    try:
-        inference.add(program, op)
-    except ShapeError as error:
-        raise NotLoopableError(str(error)) from error
-    if (program.metas[op.name], program.roots[op.name]) != before:
-        changed.add(op.name)
-
-
-def _moved(program: Program, loop: Loop) -> Iterator[str]:
-    """Lay a loop's results where the values lie now whose memory they take; which."""
-    for each in loop.made():
-        if each.into is not None:
-            new = program.metas[each.into], program.roots[each.into]
-            if new != (program.metas[each.buffer], program.roots[each.buffer]):
-                program.metas[each.buffer], program.roots[each.buffer] = new
-                yield each.buffer
-
-
-def _updated(
-    program: Program, loop: Loop, changed: set[str], inference: Inference
-) -> Loop:
-    """The loop with a body that sees the changed values."""
-    old = loop.body
-    body = replace(old, ops=list(old.ops), metas=dict(old.metas), roots=dict(old.roots))
-    inside: set[str] = set()
-    for name in changed.intersection(loop.wholes()):
-        body.metas[name], body.roots[name] = program.metas[name], program.roots[name]
-        inside.add(name)
-    for entry in loop.inputs:
-        if entry.outer in changed:
-            strides = program.metas[entry.outer].strides
-            body.metas[entry.inner] = body.metas[entry.inner]._replace(strides=strides)
-            body.roots[entry.inner] = program.roots[entry.outer]
-            inside.add(entry.inner)
-    infer_again(body, 0, inside, inference)
-    return replace(loop, body=body)
