@@ -26,13 +26,12 @@ def enter_buffers(
 
     A buffer reuses the memory of a value that the loop reads last (`Output.into`), in
     its layout, if the shapes are equal and each iteration reads only the slice that it
-    writes; never if `fresh`, nor a value of another layout if not `relays`. Otherwise,
-    if only matrix products use it, transposed, its layout is the one that they want.
-    Returns whether a buffer has the layout of a value whose memory it reuses, but not
-    its own.
+    writes, and after it; never if `fresh`, nor a value of another layout if not
+    `relays`. Otherwise, if only matrix products use it, transposed, its layout is the
+    one that they want. Returns whether a buffer has the layout of a value whose memory
+    it reuses, but not its own.
     """
     lives: tuple[dict[str, int], dict[str, int]] | None = None
-    position = program.ops.index(loop)
     taken = {program.roots[total.buffer] for total in loop.totals}
     relaid = False
     for output in loop.outputs:
@@ -42,21 +41,16 @@ def enter_buffers(
         for entry in () if fresh else loop.inputs:
             root, there = program.roots[entry.outer], program.metas[entry.outer]
             if (
-                (entry.dim, entry.window) != (output.dim, output.window)
-                or not isinstance(there, Meta)
-                or there._replace(strides=meta.strides) != meta
-                or (there != meta and not relays)
+                (entry.dim, entry.window._replace(after=0))
+                != (output.dim, output.window)
+                or entry.window.after < 0
                 or root in taken
-                or "[" in root
+                or (there != meta and not relays)
             ):
                 continue
             lives = lives or lifetimes(program)
-            last, owned = lives
             if (
-                root in owned
-                and last[root] == position
-                and program.metas[root] == there
-                and (there == meta or _is_dense(there))
+                fits(program, loop, entry.outer, output, *lives)
                 and _alone(program, loop, root, entry)
                 and _read_before_written(loop, root, output)
             ):
@@ -74,6 +68,29 @@ def enter_buffers(
             output.order = wanted_order(program, output.buffer) or output.order
             _lay_out(program, output)
     return relaid
+
+
+def fits(
+    program: Program,
+    loop: Loop,
+    name: str,
+    output: Output,
+    last: dict[str, int],
+    owned: dict[str, int],
+) -> bool:
+    """Whether a value of an output's shape, without holes, is all of a storage that
+    dies in a loop. last, owned: what `lifetimes` returns."""
+    root, there = program.roots[name], program.metas[name]
+    meta = program.metas[output.buffer]
+    return (
+        isinstance(there, Meta)
+        and there._replace(strides=meta.strides) == meta
+        and root in owned
+        and "[" not in root
+        and last[root] == program.ops.index(loop)
+        and program.metas[root] == there
+        and (there == meta or _is_dense(there))
+    )
 
 
 class LayoutError(Exception):

@@ -20,6 +20,7 @@ from memplan.chunking.inferred import infer_again
 from memplan.chunking.rules.flow import Call, Slice
 from memplan.chunking.rules.table import flow
 from memplan.chunking.rules.totals import TOTAL, Accumulation, Added, earlier, place_of
+from memplan.chunking.sliding import slide
 from memplan.graph.export import first_line
 from memplan.graph.infer import Inference, ShapeError
 from memplan.graph.program import (
@@ -169,8 +170,6 @@ class _Builder:
         names = [each.inner for each in outputs]
         names += [each.inner for each in self._totals]
         body.outputs = tuple(map(Ref, names))
-        for each in region.inner:
-            body = chunked(body, each, self._inference)
         inputs, totals = list(self._inputs.values()), self._totals
         sizes, line = (region.extent, region.step), self._members[-1].line
         loop = Loop(self._name, body, inputs, outputs, *sizes, line, totals)
@@ -183,6 +182,10 @@ class _Builder:
         for op in self._ends:
             self._inference.add(new, op)
         place_totals(new, loop)
+        if not region.fresh:
+            slide(new, loop, self._inference)
+        for each in region.inner:
+            loop.body = chunked(loop.body, each, self._inference)
         relaid = enter_buffers(new, loop, region.fresh, self.relays)
         place_inside(new, loop)
         self._infer_again(new, loop, after)
@@ -347,7 +350,7 @@ class _Builder:
         if not meta.elements:  # the unused results of batch norm in inference
             return meta.shape
         low, high = piece.window(self._name, meta.shape).at(self._body.ranges)
-        return with_size(meta.shape, piece.dim, high - low)
+        return meta.cut(piece.dim, high - low).shape
 
     def _operand(self, name: str, need: Slice | None) -> str:
         """The value of the body that is `need` of the value `name`, made if needed."""
@@ -382,8 +385,7 @@ class _Builder:
             inner = self._free_name(name)
             self._inputs[key] = Input(inner, name, need.dim, window)
             low, high = window.at(self._body.ranges)
-            shape = with_size(meta.shape, need.dim, high - low)
-            self._body.metas[inner] = meta._replace(shape=shape)
+            self._body.metas[inner] = meta.cut(need.dim, high - low)
             self._body.roots[inner] = self._old.roots[name]
             self._moves(inner, name, need)
         return self._inputs[key].inner
@@ -465,8 +467,3 @@ def shapes(meta: Metas) -> Sizes:
     if isinstance(meta, Meta):
         return meta.shape
     return tuple(map(shapes, meta))
-
-
-def with_size(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
-    """`shape` with dimension `dim` of `size`."""
-    return (*shape[:dim], size, *shape[dim + 1 :])

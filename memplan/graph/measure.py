@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -181,12 +182,25 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def iterations(loop: Loop) -> list[Program]:
-    """A loop's body as its different iterations have it: the one that it describes, the
-    first (where windows are padded), and the last two, of which one may be shorter."""
-    last = (loop.extent - 1) // loop.step * loop.step
-    starts = (0, max(0, last - loop.step), last)
+    """A loop's body as its different iterations have it: the one that it describes,
+    those at either end whose windows are cut off there, so that they are padded, and
+    the last two, of which one may be shorter."""
+    windows = {
+        window
+        for moving in loop.body.moving.values()
+        for window in moving.values()
+        if window.loop == loop.name
+    }
+    ends = [1]  # in chunks
+    ends += [ceil(each.before / each.ratio / loop.step) for each in windows]
+    ends += [ceil(each.after / each.ratio / loop.step) + 1 for each in windows]
+    starts = range(0, loop.extent, loop.step)
+    near = max(ends)
     spans = [loop.body.ranges[loop.name]]
-    spans += [(start, min(start + loop.step, loop.extent)) for start in starts]
+    spans += [
+        (start, min(start + loop.step, loop.extent))
+        for start in (*starts[:near], *starts[-max(2, near) :])
+    ]
     return [
         _within(loop.body, {**loop.body.ranges, loop.name: span})
         for span in dict.fromkeys(spans)

@@ -53,6 +53,10 @@ class Meta(NamedTuple):
     def bytes(self) -> int:
         return self.elements * int(self.dtype.itemsize)
 
+    def cut(self, dim: int, size: int) -> Meta:
+        """A part of it that has `size` elements along a dimension."""
+        return self._replace(shape=(*self.shape[:dim], size, *self.shape[dim + 1 :]))
+
     @property
     def contiguous(self) -> bool:
         """Whether its elements lie in row-major order without holes."""
