@@ -495,14 +495,10 @@ def _dying(
 def _reuses(
     land: Landscape, region: Candidate, dying: list[tuple[str, Slice | None]], root: str
 ) -> bool:
-    """Whether a result's buffer can lie in a dying operand's memory; see `slide` for
-    what lies around the slice."""
+    """Whether a result's buffer can lie in a dying operand's memory."""
     metas, piece = land.program.metas, region.slices.get(root)
     return piece is not None and any(
-        need is not None
-        and (need.dim, need.ratio) == (piece.dim, piece.ratio)
-        and metas[name] == metas.get(root)
-        for name, need in dying
+        need == piece and metas[name] == metas.get(root) for name, need in dying
     )
 
 

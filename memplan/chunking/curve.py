@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from memplan.chunking.plan import Peak
+from memplan.chunking.region import inner_name
 from memplan.graph.liveness import (
     Beside,
     Bodies,
@@ -131,3 +133,14 @@ def live_at(
         for root in owners(program, step)
         if root in owned and last[root] >= at
     ]
+
+
+def live_within(program: Program, live: Profile) -> Iterator[tuple[str, int]]:
+    """The storages that are live at a program's peak, those of the bodies of loops
+    there by the names that they have outside."""
+    at = live.at
+    yield from live_at(program, at)
+    step, inner = program.ops[at], live.inner[at]
+    if isinstance(step, Loop) and inner is not None:
+        for root, size in live_within(step.body, inner):
+            yield root.removesuffix(inner_name("")), size

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from memplan.chunking.curve import live_at
+from memplan.chunking.curve import live_within
 from memplan.chunking.options import ChunkOptions
 from memplan.chunking.recompute import Base, bases
 from memplan.chunking.search import Search
@@ -118,7 +118,7 @@ class Tries:
     def _limiting(self) -> Set[str]:
         """The larger storages at the peak of the last one's best trial."""
         best = self.known[-1].search.best
-        live = live_at(best.program, best.profile.at)
+        live = live_within(best.program, best.profile)
         return {name for name, size in live if size >= LARGE * best.peak}
 
 

@@ -88,7 +88,8 @@ def _loss_rows(outer: Table) -> dict[str, int]:
 
 
 def _region_json(region: Region) -> dict[str, Any]:
-    whole = {"whole": sorted(region.whole)} if region.whole else {}
+    more: dict[str, Any] = {"whole": sorted(region.whole)} if region.whole else {}
+    more |= {"slides": True} if region.slides else {}
     return {
         "slices": [
             [name, dim, *ratio.as_integer_ratio(), before, after, *[True] * total]
@@ -99,7 +100,7 @@ def _region_json(region: Region) -> dict[str, Any]:
         "copied": sorted(region.copied),
         "fresh": region.fresh,
         "inner": [_region_json(each) for each in region.inner],
-        **whole,
+        **more,
     }
 
 
@@ -136,6 +137,7 @@ def _region(outer: Table, value: object, name: str, depth: int) -> Region:
         _regions(table, "inner", depth + 1),
         fresh=table.flag("fresh"),
         whole=_names(table, "whole") if "whole" in table.fields else frozenset(),
+        slides="slides" in table.fields and table.flag("slides"),
     )
 
 

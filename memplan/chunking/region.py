@@ -62,7 +62,8 @@ class Region:
     the looped dimension; step: how much of it an iteration covers. inner: regions of
     the loop's body, in the order in which they are made. granule: steps are multiples
     of it, so that every slice begins and ends at an element. fresh: results get memory
-    of their own even if they could reuse a dying value's.
+    of their own even if they could reuse a dying value's. slides: whether they may be
+    written over what iterations read with more around it; see `slide`.
     """
 
     slices: dict[str, Slice]
@@ -73,6 +74,7 @@ class Region:
     granule: int = 1
     fresh: bool = False
     whole: frozenset[str] = frozenset()
+    slides: bool = False
 
     @property
     def chunks(self) -> int:
@@ -83,7 +85,12 @@ class Region:
     def digest(self) -> bytes:
         """Tells regions apart; members count in their order."""
         own = [tuple(self.slices.items()), self.extent, self.step, sorted(self.copied)]
-        rest = [self.granule, self.fresh, [each.digest for each in self.inner]]
+        rest = [
+            self.granule,
+            self.fresh,
+            self.slides,
+            [each.digest for each in self.inner],
+        ]
         mark = repr((own, rest, sorted(self.whole)))
         return hashlib.blake2b(mark.encode(), digest_size=16).digest()
 
@@ -182,7 +189,7 @@ class _Builder:
         for op in self._ends:
             self._inference.add(new, op)
         place_totals(new, loop)
-        if not region.fresh:
+        if region.slides:
             slide(new, loop, self._inference)
         for each in region.inner:
             loop.body = chunked(loop.body, each, self._inference)

@@ -22,6 +22,7 @@ from memplan.chunking.options import Effort
 from memplan.chunking.recompute import Base
 from memplan.chunking.region import Region, loop_name
 from memplan.chunking.repetitions import elsewhere
+from memplan.chunking.sliding import slidable
 from memplan.chunking.timing import Costs
 from memplan.chunking.trial import Digest, Trial, Trials, digest, mark, marks
 from memplan.graph.infer import Inference
@@ -254,6 +255,8 @@ class Search:
         own = live.inner[at]
         assert own is not None
         outside = live.live[at] - own.peak
+        if not region.slides and slidable(program, step):
+            yield _with(regions, index, replace(region, slides=True))
         if outside < budget:
             for smaller in finer(region, (budget - outside) / max(1, own.peak)):
                 yield _with(regions, index, smaller)

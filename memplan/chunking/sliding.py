@@ -7,6 +7,7 @@ rows as that is, as line buffers in hardware do. A map is then needed once, not 
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from memplan.chunking.buffers import dense_strides, fits
@@ -32,16 +33,23 @@ if TYPE_CHECKING:
 
 def slide(program: Program, loop: Loop, inference: Inference) -> None:
     """Let a loop read only what follows the place of a result that could then be
-    written over it, and keep what comes before that place.
+    written over it, and keep what comes before that place."""
+    for root, output in slidable(program, loop):
+        _keep(program, loop, root, output, inference)
 
-    That is a value which dies there, row-major and of the result's shape, of which
-    iterations read what they write with more around it. Others have no use for it.
+
+def slidable(program: Program, loop: Loop) -> list[tuple[str, Output]]:
+    """The storages that results of a loop can be written over as `slide` does.
+
+    Each holds a value that dies there, row-major and of the result's shape, of which
+    iterations read what they write with more around it. None for those that can be
+    written over a value as it is.
     """
     lives: tuple[dict[str, int], dict[str, int]] | None = None
-    taken: set[str] = set()
+    found: dict[str, Output] = {}
     for output in loop.outputs:
         near = [each for each in loop.inputs if _around(each, output)]
-        if not _kept(near):
+        if not output.owned or not _kept(near):
             continue
         lives = lives or lifetimes(program)
         roots = [
@@ -49,13 +57,11 @@ def slide(program: Program, loop: Loop, inference: Inference) -> None:
             for each in near
             if fits(program, loop, each.outer, output, *lives)
         ]
-        apart = [each for each in roots if _rows(program, loop, each, output) == 0]
-        if not apart:  # else what dies there is written over as it is
-            for root in roots:
-                if root not in taken and _rows(program, loop, root, output):
-                    _keep(program, loop, root, output, inference)
-                    taken.add(root)
-                    break
+        rows = {root: _rows(program, loop, root, output) for root in roots}
+        if 0 not in rows.values():
+            able = (root for root in roots if rows[root] and root not in found)
+            found.update((root, output) for root in itertools.islice(able, 1))
+    return list(found.items())
 
 
 def _rows(program: Program, loop: Loop, root: str, output: Output) -> int | None:

@@ -196,5 +196,5 @@ def mark(region: Region) -> str:
     inner = ",".join(map(mark, region.inner))
     first = next(iter(region.slices.items()))
     last = list(region.slices.items())[-1]
-    flags = f"{region.step}{region.fresh}{sorted(region.whole)}"
+    flags = f"{region.step}{region.fresh}{region.slides}{sorted(region.whole)}"
     return f"{first}{last}{len(region.slices)}/{flags}[{inner}]"

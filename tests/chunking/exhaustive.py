@@ -14,9 +14,11 @@ from memplan.chunking.region import (
     Region,
     call_of,
     chunked,
+    loop_name,
 )
 from memplan.chunking.rules.flow import Flow, Slice
 from memplan.chunking.rules.table import flow
+from memplan.chunking.sliding import slidable
 from memplan.graph.infer import Inference
 from memplan.graph.liveness import profile
 from memplan.graph.program import Loop, Meta, Op, Program, Step, refs, results
@@ -82,19 +84,30 @@ class Exhaustive:
         if isinstance(loop, Loop) and loop.name not in floors:
             floors = {**floors, loop.name: self.floor(loop.body, (program, loop))}
             return self._floor(program, regions, floors, seen, around)
-        for region in all_regions(program, at) if len(regions) < LOOPS else ():
+        for region, made in self._made(program, at) if len(regions) < LOOPS else ():
             more = regions | {mark(region)}
             if more in seen:
                 continue
             seen.add(more)
-            try:
-                made = chunked(program, region, self._inference)
-            except NotLoopableError:
-                continue
             if around is not None:
                 place_inside(around[0], replace(around[1], body=made))
             best = min(best, self._floor(made, more, floors, seen, around))
         return best
+
+    def _made(self, program: Program, at: int) -> Iterator[tuple[Region, Program]]:
+        """All regions that reach over the place `at`, and the programs with them."""
+        for region in all_regions(program, at):
+            try:
+                made = chunked(program, region, self._inference)
+            except NotLoopableError:
+                continue
+            yield region, made
+            name = loop_name(region)
+            (loop,) = (step for step in made.ops if step.name == name)
+            assert isinstance(loop, Loop)
+            if slidable(made, loop):
+                slides = replace(region, slides=True)
+                yield slides, chunked(program, slides, self._inference)
 
 
 def body_peak(step: Step) -> int:
@@ -103,7 +116,8 @@ def body_peak(step: Step) -> int:
 
 
 def mark(region: Region) -> str:
-    return repr((sorted(region.slices.items()), region.step, sorted(region.copied)))
+    own = sorted(region.slices.items()), region.step, sorted(region.copied)
+    return repr((own, region.slides))
 
 
 def all_regions(program: Program, at: int) -> Iterator[Region]:

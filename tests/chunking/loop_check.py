@@ -150,9 +150,10 @@ class Checked:
         land = Landscape(program, errors)
         for one in _candidates(land):
             for step in steps(one):
-                yield Region(
+                region = Region(
                     one.slices, one.extent, step, one.copied, granule=one.granule
                 )
+                yield replace(region, slides=bool(step % 2))
         self._tally.wrong += [f"rule: {error}" for error in errors]
 
     def _built(self, program: Program, region: Region) -> Program | None:

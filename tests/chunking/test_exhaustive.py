@@ -112,6 +112,10 @@ def gated(x: Any) -> Any:
     return (F.silu(wide) * wide) @ torch.ones(12, 6)
 
 
+def pooled(x: Any) -> Any:
+    return F.max_pool2d(torch.tanh(x), 3, 1, 1).exp()
+
+
 def first(x: Any) -> Any:
     return torch.tanh(x @ torch.ones(6, 24))[:, 0] * 2
 
@@ -120,6 +124,7 @@ def first(x: Any) -> Any:
     "function",
     [
         attention,
+        pooled,
         pytest.param(first, marks=pytest.mark.soak),
         pytest.param(perceptron, marks=pytest.mark.soak),
         pytest.param(pair, marks=pytest.mark.soak),

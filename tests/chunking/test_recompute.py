@@ -16,11 +16,13 @@ from torch import nn  # noqa: E402
 
 import memplan  # noqa: E402
 from memplan.chunking.canonical import searchable  # noqa: E402
+from memplan.chunking.curve import live_within  # noqa: E402
 from memplan.chunking.descent import Tries  # noqa: E402
 from memplan.chunking.options import Effort  # noqa: E402
 from memplan.chunking.plan import Part, fingerprint  # noqa: E402
 from memplan.chunking.recompute import Base, again, bases, recomputable  # noqa: E402
-from memplan.chunking.region import NotLoopableError  # noqa: E402
+from memplan.chunking.region import NotLoopableError, Region, chunked  # noqa: E402
+from memplan.chunking.rules.flow import Slice  # noqa: E402
 from memplan.chunking.search import Search  # noqa: E402
 from memplan.chunking.timing import Costs  # noqa: E402
 from memplan.chunking.trial import Trial  # noqa: E402
@@ -57,6 +59,21 @@ def with_trial(model: Any, x: Any, trial: Trial) -> Any:
     plan = memplan.chunk(model, x, "100%").memplan
     part = Part("", fingerprint(program_of(model, x)), trial.regions, trial.again)
     return replace(plan, status="chunked", parts=(part,))
+
+
+def test_what_is_live_in_a_loop_has_the_name_that_it_has_outside() -> None:
+    """By which values are chosen that are computed again."""
+    model, x = skips("nearest")
+    exports = exports_of(model, torch.cat([x, x]))
+    program = exports.targets[0].program
+    slices = {op.name: Slice(0) for op in program.ops}
+    looped = chunked(program, Region(slices, 2 * len(x), 1), exports.inference)
+    live = profile(looped)
+    inside = dict(live_within(looped, live))
+    given = {ref.name for ref in program.outputs}
+    assert inside.keys() - given <= {op.name for op in program.ops}
+    assert len(inside.keys() - given) > 1
+    assert 0.5 * live.peak < sum(inside.values()) <= live.peak
 
 
 @pytest.mark.parametrize(

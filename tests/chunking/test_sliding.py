@@ -16,7 +16,9 @@ torch: Any = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from memplan.chunking.candidates import Landscape, ends, sweep  # noqa: E402
+from memplan.chunking.canonical import searchable  # noqa: E402
 from memplan.chunking.code import compiled, source  # noqa: E402
+from memplan.chunking.options import Effort  # noqa: E402
 from memplan.chunking.region import NotLoopableError, Region, chunked  # noqa: E402
 from memplan.chunking.rules.flow import Slice  # noqa: E402
 from memplan.compiling.schedule import Choices, scheduled  # noqa: E402
@@ -30,6 +32,7 @@ from memplan.graph.measure import Observed, activation_peak, iterations  # noqa:
 from memplan.graph.program import Loop, Program  # noqa: E402
 from memplan.graph.weights import Weights  # noqa: E402
 from tests.chunking.looped import Looped, looped  # noqa: E402
+from tests.chunking.test_exhaustive import reached  # noqa: E402
 
 pytestmark = pytest.mark.torch
 F = nn.functional
@@ -82,7 +85,7 @@ RESIDUAL = {
 
 
 def ran(model: nn.Module, slices: dict[str, Slice], step: int) -> Looped:
-    made = looped(model, X, Region(slices, ROWS, step))
+    made = looped(model, X, Region(slices, ROWS, step, slides=True))
     with torch.no_grad():
         assert torch.allclose(made.found[0], model(X), atol=CLOSE)
     assert made.estimated == made.measured
@@ -101,7 +104,7 @@ def test_a_layer_writes_over_its_input(name: str, step: int) -> None:
     found = ran(One(layer), {made: Slice(2)}, step)
     assert [each.into for each in found.loop.outputs] == ["sin"]
     assert kept(found.loop) == [rows]
-    own = looped(One(layer), X, Region({made: Slice(2)}, ROWS, step, fresh=True))
+    own = looped(One(layer), X, Region({made: Slice(2)}, ROWS, step))
     if step < ROWS // 2:
         assert found.measured < own.measured
 
@@ -157,14 +160,14 @@ def test_what_must_stay_is_not_written_over(model: nn.Module) -> None:
     program = lower(export(model, (x,), {}), Inference())
     name = next(op.name for op in program.ops if op.key == "aten.max_pool2d")
     extent = program.metas[name].shape[2]
-    made = looped(model, x, Region({name: Slice(2)}, extent, 4))
+    made = looped(model, x, Region({name: Slice(2)}, extent, 4, slides=True))
     assert torch.equal(made.found[0], model(x))
     assert [each.into for each in made.loop.outputs] == [None]
     assert not made.loop.totals
 
 
-def test_memory_of_its_own_is_not_written_over() -> None:
-    region = Region(RESIDUAL, ROWS, 4, fresh=True)
+def test_only_if_it_is_to() -> None:
+    region = Region(RESIDUAL, ROWS, 4)
     made = looped(Residual(), X, region)
     assert [each.into for each in made.loop.outputs] == [None]
     assert not made.loop.totals
@@ -173,7 +176,7 @@ def test_memory_of_its_own_is_not_written_over() -> None:
 def test_a_loop_within_it() -> None:
     """A loop over channels, in one over rows that writes over its input."""
     inner = Region({"relu_i": Slice(1)}, 4, 1)
-    region = Region(RESIDUAL, ROWS, 4, inner=(inner,))
+    region = Region(RESIDUAL, ROWS, 4, inner=(inner,), slides=True)
     made = looped(Residual(), X, region)
     assert [each.into for each in made.loop.outputs] == ["sin"]
     assert any(isinstance(step, Loop) for step in made.loop.body.ops)
@@ -184,7 +187,8 @@ def test_within_a_loop() -> None:
     """A loop over rows that writes over its input, in one over images."""
     whole = {name: Slice(0) for name in ("sin", *RESIDUAL)}
     slices = {f"{name}_i": piece for name, piece in RESIDUAL.items()}
-    region = Region(whole, 3, 1, inner=(Region(slices, ROWS, 4),))
+    inner = Region(slices, ROWS, 4, slides=True)
+    region = Region(whole, 3, 1, inner=(inner,))
     model, x = Residual(), torch.randn(3, 4, ROWS, 16)
     made = looped(model, x, region)
     (loop,) = (each for each in made.loop.body.ops if isinstance(each, Loop))
@@ -201,7 +205,7 @@ def test_in_an_arena(step: int) -> None:
     inference = Inference()
     exported = export(model, (X,), {})
     program = chunked(
-        lower(exported, inference), Region(RESIDUAL, ROWS, step), inference
+        lower(exported, inference), Region(RESIDUAL, ROWS, step, slides=True), inference
     )
     weights = Weights(model, exported.constants)
     constants = {name: weights[at].detach() for name, at in program.constants.items()}
@@ -254,7 +258,9 @@ def regions(program: Program) -> Iterator[Region]:
         for one in sweep(land, last, dim, 0, False):
             steps = {one.granule * count for count in (1, 2, 3, 8)}
             for step in sorted(step for step in steps if step < one.extent):
-                yield Region(one.slices, one.extent, step, granule=one.granule)
+                yield Region(
+                    one.slices, one.extent, step, granule=one.granule, slides=True
+                )
     assert not errors
 
 
@@ -306,3 +312,27 @@ def _built(program: Program, region: Region, inference: Inference) -> Program | 
         return chunked(program, region, inference)
     except NotLoopableError:
         return None
+
+
+class Normed(nn.Module):
+    """Each convolution needs the statistics of all that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(2, 4) for _ in "123")
+        self.convs = nn.ModuleList(conv(3, padding=1) for _ in "123")
+
+    def forward(self, x: Any) -> Any:
+        for norm, layer in zip(self.norms, self.convs, strict=True):
+            x = layer(norm(x).relu())
+        return x.mean((2, 3))
+
+
+def test_the_search_finds_it() -> None:
+    """A network needs little more than one map at a time."""
+    x = torch.randn(1, 4, 64, 64)
+    inference = Inference()
+    program = searchable(lower(export(Normed().eval(), (x,), {}), inference), inference)
+    found = reached(program, inference, Effort())
+    assert any(region.slides for region in found.regions)
+    assert x.nbytes < found.peak < 2 * x.nbytes
