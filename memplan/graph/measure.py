@@ -181,6 +181,9 @@ def _address(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
+EDGE = 16  # iterations at either end that are told apart
+
+
 def iterations(loop: Loop) -> list[Program]:
     """A loop's body as its different iterations have it: the one that it describes,
     those at either end whose windows are cut off there, so that they are padded, and
@@ -195,7 +198,7 @@ def iterations(loop: Loop) -> list[Program]:
     ends += [ceil(each.before / each.ratio / loop.step) for each in windows]
     ends += [ceil(each.after / each.ratio / loop.step) + 1 for each in windows]
     starts = range(0, loop.extent, loop.step)
-    near = max(ends)
+    near = min(EDGE, max(ends))
     spans = [loop.body.ranges[loop.name]]
     spans += [
         (start, min(start + loop.step, loop.extent))

@@ -88,7 +88,7 @@ def _convolution(metas: list[Meta], result: Metas) -> int:
     source, weight = metas[:2]
     pixels, window = prod(result.shape[2:]), prod(weight.shape[2:])
     item = int(source.dtype.itemsize)
-    channels_last = len(source.shape) == 4 and _is_channels_last(source)
+    channels_last = _is_channels_last(source)
     copy = 0 if channels_last or source.contiguous else source.bytes
     strided = result.shape[2:] != source.shape[2:]
     if window == 1 and not strided:
@@ -113,6 +113,8 @@ def _convolution(metas: list[Meta], result: Metas) -> int:
 
 def _is_channels_last(meta: Meta) -> bool:
     order = (0, 2, 3, 1)
+    if len(meta.shape) != len(order):
+        return False
     stride = 1
     for dim in reversed(order):
         if meta.shape[dim] != 1 and meta.strides[dim] != stride:

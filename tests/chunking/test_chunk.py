@@ -391,3 +391,11 @@ def test_parts_without_operators_are_no_parts() -> None:
     assert list(exports.left_alone) == [""]
     module = memplan.chunk(model, (x,), "40%", options=ANY)
     assert [each.path for each in module.memplan.parts] == ["inside"]
+
+
+def test_a_signal_of_one_channel_is_enlarged() -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Conv1d(1, 1, 3, padding=1), torch.nn.Upsample(scale_factor=2)
+    model, x = torch.nn.Sequential(*layers).eval(), torch.randn(2, 1, 256)
+    small = memplan.chunk(model, x, "min", options=ANY)
+    assert torch.allclose(small(x), model(x), atol=1e-6)
