@@ -39,6 +39,7 @@ from memplan.graph.program import (
     mapped,
     refs,
     results,
+    unused,
 )
 
 Sizes = tuple[object, ...]
@@ -402,12 +403,7 @@ class _Builder:
 
         In a loop within a loop, `x_i` may be there: the cut that the outer one takes.
         """
-        first = inner = inner_name(name)
-        count = 1
-        while inner in self._old.metas or inner in self._body.metas:
-            count += 1
-            inner = f"{first}{count}"
-        return inner
+        return unused(inner_name(name), self._old, self._body)
 
     def _narrowed(self, name: str, held: Slice, need: Slice) -> str:
         """The part of what the iteration holds that has a smaller halo."""

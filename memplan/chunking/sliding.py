@@ -25,6 +25,7 @@ from memplan.graph.program import (
     Ref,
     Total,
     results,
+    unused,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _keep(
     after = max(0, *(entry.window.after for entry in entries))
     wide, ahead = plain._replace(before=rows, after=after), plain._replace(after=after)
     names = (f"{source}_{word}" for word in ("edge", "ahead", "around", "last", "kept"))
-    edge, cut, whole, last, kept = (_free(program, body, name) for name in names)
+    edge, cut, whole, last, kept = (unused(name, program, body) for name in names)
     whole = next((each.inner for each in entries if each.window == wide), whole)
 
     meta: Meta = program.metas[source]
@@ -175,12 +176,3 @@ def _first(loop: Loop, entries: list[Input]) -> int:
 def _made_at(loop: Loop, output: Output) -> int:
     ops = loop.body.ops
     return next(i for i, step in enumerate(ops) if output.inner in results(step))
-
-
-def _free(program: Program, body: Program, name: str) -> str:
-    """A name like this one that no value has."""
-    found, count = name, 1
-    while found in program.metas or found in body.metas:
-        count += 1
-        found = f"{name}{count}"
-    return found

@@ -186,8 +186,8 @@ EDGE = 16  # iterations at either end that are told apart
 
 def iterations(loop: Loop) -> list[Program]:
     """A loop's body as its different iterations have it: the one that it describes,
-    those at either end whose windows are cut off there, so that they are padded, and
-    the last two, of which one may be shorter."""
+    those at either end whose windows are cut off there, so that they are padded, EDGE
+    of them at most, and the last two, of which one may be shorter."""
     windows = {
         window
         for moving in loop.body.moving.values()

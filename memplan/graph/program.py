@@ -345,6 +345,15 @@ def placed(body: Program) -> set[str]:
     return {each.buffer for loop in loops for each in loop.outputs if each.inside}
 
 
+def unused(name: str, *programs: Program) -> str:
+    """The name, or one like it, that no value of the programs has."""
+    found, count = name, 1
+    while any(found in program.metas for program in programs):
+        count += 1
+        found = f"{name}{count}"
+    return found
+
+
 def results(step: Step) -> list[str]:
     """Names of the values that an operator or a loop makes."""
     if isinstance(step, Op):
