@@ -40,10 +40,11 @@ def algorithms(shape: tuple[int, ...], convolution: Convolution) -> list[str]:
 class Packed:
     """Weights and bias of one convolution, for one algorithm and set of instructions.
 
-    shape: of the weights, (out, in, kernel height, kernel width). weights, plain, bias:
-    flat float32 tensors; `plain` are the weights as "direct" has them, where a Winograd
-    kernel needs those for input that is not finite. What was packed is a copy: later
-    changes of the layer's own weights are not seen.
+    shape: of the weights, (out, in, kernel height, kernel width). weights, bias: flat
+    float32 tensors, copies: later changes of the layer's own are not seen. plain: the
+    layer's own weights, from which a Winograd kernel computes what is not finite; None
+    for others. factor: what normalisation multiplies the output channels of `plain` by,
+    (out); None for 1.
     """
 
     shape: tuple[int, ...]
@@ -51,8 +52,9 @@ class Packed:
     algorithm: str
     instructions: str
     weights: torch.Tensor
-    plain: torch.Tensor | None
     bias: torch.Tensor | None
+    plain: torch.Tensor | None = None
+    factor: torch.Tensor | None = None
 
 
 class _Job(ctypes.Structure):
@@ -92,12 +94,10 @@ def pack(
     with torch.no_grad():
         weight = weight.detach().contiguous()
         room = room or PageAllocator()
-        plain = None
-        if algorithm != "direct":
-            plain = _packed(weight, "direct", instructions, room)
         laid = _packed(weight, algorithm, instructions, room)
         start = _padded(bias, instructions, room)
-        return Packed(shape, convolution, algorithm, instructions, laid, plain, start)
+    plain = None if algorithm == "direct" else weight
+    return Packed(shape, convolution, algorithm, instructions, laid, start, plain)
 
 
 def blank(shape: tuple[int, ...], convolution: Convolution, algorithm: str) -> Packed:
@@ -108,9 +108,8 @@ def blank(shape: tuple[int, ...], convolution: Convolution, algorithm: str) -> P
     def filled(count: int) -> torch.Tensor:
         return PageAllocator().floats(columns * count).fill_(0.5)
 
-    plain = filled(shape[1] * taps) if algorithm != "direct" else None
     laid = filled(shape[1] * _MATRICES.get(algorithm, taps))
-    return Packed(shape, convolution, algorithm, "native", laid, plain, filled(1))
+    return Packed(shape, convolution, algorithm, "native", laid, filled(1))
 
 
 def padded_columns(channels_out: int, instructions: str) -> int:
@@ -149,7 +148,10 @@ def _padded(
 
 _RELU_IN, _RELU_OUT, _CLAMP_OUT = 1, 2, 4  # as Flags in conv_call.h
 
-_POINTERS = ("input", "output", "add", "weights", "plain", "bias", "scale", "shift")
+_POINTERS = (
+    *("input", "output", "add", "weights", "plain", "factor", "bias"),
+    *("scale", "shift"),
+)
 _SIZES = ("n", "h", "w", "c", "k", "oh", "ow")
 _PAIRS = ("kernel", "stride", "padding", "dilation")
 _STRIDES = tuple(
@@ -234,7 +236,8 @@ def bind(
         None if each is None else lying("scale or shift", each, (c,)).tensor
         for each in prologue[:2]
     )
-    held = (packed.weights, packed.plain, packed.bias, scale, shift)
+    given_weights = packed.weights, packed.plain, packed.factor, packed.bias
+    held = (*given_weights, scale, shift)
     for name, tensor in zip(_POINTERS, (x, out, added, *held), strict=True):
         setattr(call, name, None if tensor is None else tensor.data_ptr())
     call.flags = _RELU_IN if prologue.relu else 0

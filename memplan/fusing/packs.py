@@ -44,17 +44,27 @@ def folded(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weight (k, c / groups, h, w) and bias (k) or None of a convolution, with the
     normalisations behind it: in the weight's own type, computed in float64."""
-    weight = as_planes(weights[node.convolution.weight])
+    weight = as_planes(weights[node.convolution.weight]).detach()
+    factor, bias = _factor_and_bias(weights, node)
+    if factor is None:
+        return weight, bias
+    assert bias is not None
+    return _scaled(weight, factor), bias.to(weight.dtype)
+
+
+def _factor_and_bias(
+    weights: Weights, node: FusedConv
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What the normalisations behind a convolution multiply its channels by, float64,
+    or None; and its bias (k) with them, or None."""
     bias = node.convolution.bias
-    added = None if bias is None else weights[bias]
-    if not node.norms:
-        return weight.detach(), None if added is None else added.detach()
-    factor = weight.new_ones(weight.shape[0], dtype=torch.float64)
-    total = torch.zeros_like(factor) if added is None else added.detach().double()
+    added = None if bias is None else weights[bias].detach()
+    factor: torch.Tensor | None = None
     for norm in node.norms:
         scale, shift = scale_and_shift(weights, norm)
-        factor, total = factor * scale, total * scale + shift
-    return _scaled(weight.detach(), factor), total.to(weight.dtype)
+        factor = scale if factor is None else factor * scale
+        added = shift if added is None else added.double() * scale + shift
+    return factor, added
 
 
 def _scaled(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -119,9 +129,8 @@ class Packs:
                 key = packing(node, self.kernels[node.value])
                 if key not in made:
                     made[key] = self._packed(node, room)
-                found = self._held[node.value] = made[key]
-                found = replace(found, convolution=node.convolution)
-                self.convolutions[node.value] = found
+                self._held[node.value] = made[key]
+                self.convolutions[node.value] = self._own(node, made[key])
                 if node.before is not None:
                     self._add(node.before)
             elif isinstance(node, StackNode):
@@ -137,8 +146,18 @@ class Packs:
         found = _shared.get(key)
         if found is None:
             found = pack(*folded(self.weights, node), given, kernel, room=room)
-            _shared[key] = found
+            found = _shared[key] = replace(found, plain=None)  # each model has its own
         return found
+
+    def _own(self, node: FusedConv, packed: Packed) -> Packed:
+        """Packed weights with what is the model's own."""
+        packed = replace(packed, convolution=node.convolution)
+        if packed.algorithm == "direct":
+            return packed
+        weight = as_planes(self.weights[node.convolution.weight]).detach()
+        factor, _ = _factor_and_bias(self.weights, node)
+        factor = None if factor is None else factor.float().contiguous()
+        return replace(packed, plain=weight.contiguous(), factor=factor)
 
     def _add(self, stack: StackNode) -> None:
         for operand in stack.operands:
@@ -162,8 +181,8 @@ class Packs:
         packed = {
             id(tensor): tensor
             for each in self.convolutions.values()
-            for tensor in vars(each).values()
-            if isinstance(tensor, torch.Tensor)
+            for tensor in (each.weights, each.bias)
+            if tensor is not None
         }
         others = [tensor for made in self._vectors.values() for tensor in made]
         return sum(x.numel() * x.itemsize for x in (*packed.values(), *others))

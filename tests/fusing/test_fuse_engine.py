@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -202,3 +203,39 @@ def test_a_network_left_to_torch_takes_no_more_memory() -> None:
     fused = activation_peak(lambda: ready(x)) + ready._arenas.bytes
     plane = x.numel() * 4
     assert fused <= activation_peak(lambda: model(x)) + plane  # it in another layout
+
+
+def with_statistics(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels)
+    with torch.no_grad():
+        norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+        norm.running_mean.normal_()  # type: ignore[union-attr]
+        norm.weight.uniform_(-2, -0.5)
+    return norm
+
+
+@pytest.mark.parametrize("kernel", ["winograd2", "winograd4"])
+def test_winograd_holds_weights_once_and_goes_back_to_the_models_own(
+    kernel: str,
+) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(32, 48, 3, padding=1, bias=False), with_statistics(48)]
+    model = nn.Sequential(*layers).eval()
+    other = copy.deepcopy(model)
+    x = torch.randn(1, 32, 12, 12)
+    options = FuseOptions(measure=False, kernels=(kernel,), tolerance=1e-4)
+    fused = [quiet_fuse(each, x, options) for each in (model, other)]  # they share
+    points = {"winograd2": 16, "winograd4": 36}[kernel]
+    for each in fused:
+        (program,) = each.prepared()
+        assert program.memplan.packed == 4 * (32 * 48 * points + 48)
+    with torch.no_grad():
+        other[0].weight.neg_()
+        x[0, 3, 4, 5], x[0, 5, 11, 11] = float("inf"), -float("inf")
+        for one, each in zip((model, other), fused, strict=True):
+            expected, found = one(x), each(x)
+            near = expected.isfinite()
+            torch.testing.assert_close(
+                found, expected, rtol=1e-4, atol=1e-3, equal_nan=True
+            )
+            assert 0 < int(near.sum()) < near.numel()

@@ -200,7 +200,8 @@ struct Convolution {
   float* out;
   const float* add;      // of the output's shape, or null
   const float* weights;  // as the kernel's own packing has them
-  const float* plain;    // as "direct" has them: for what Winograd must do again
+  const float* plain;    // dense (k, c, 3, 3): for what Winograd must do again, or null
+  const float* factor;   // of the k channels of those, or null: 1
   const float* bias;     // k of them and zeros up to the panels' end, or null
   const float* scale;    // of the c channels that come in, or null: 1
   const float* shift;    // null: 0

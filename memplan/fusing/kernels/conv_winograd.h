@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <mutex>
 
 #include "conv_call.h"
 #include "conv_panel.h"
@@ -132,15 +133,37 @@ MEMPLAN_INLINE void finish_pixel(const Convolution& call, const Corner& at,
              rest);
 }
 
+// Weights as "direct" has them, packed when a call first needs them: hardly any does.
+class Direct {
+ public:
+  explicit Direct(const Convolution& call) : call_(call) {}
+
+  const float* weights() {
+    std::call_once(once_, [this] {
+      const int64_t count = Panels(call_.k).padded() * call_.c * 9;
+      weights_ = scratch_.floats(count);
+      pack_direct({call_.plain, weights_, call_.k, call_.c, 3, 3}, 1);
+    });
+    return weights_;
+  }
+
+ private:
+  const Convolution& call_;
+  std::once_flag once_;
+  Scratch scratch_;
+  float* weights_ = nullptr;
+};
+
 // A vector of columns of one pixel as "direct" computes it, so that what is not finite
 // reaches those outputs alone that see it.
 __attribute__((noinline)) inline Vector direct_pixel(const Convolution& call,
-                                                     const Corner& at, int64_t column) {
+                                                     Direct& direct, const Corner& at,
+                                                     int64_t column) {
   const Panels panels(call.k);
   int64_t panel = column / (PANEL * WIDTH);
   if (panel >= panels.count) panel = panels.count - 1;
   const int64_t width = panels.vectors(panel) * WIDTH;
-  const float* weights = call.plain + panels.offset(panel, 9 * call.c) +
+  const float* weights = direct.weights() + panels.offset(panel, 9 * call.c) +
                          (column - panels.first_column(panel));
   Vector sum{};
   for (int64_t tap = 0; tap < 9; ++tap) {
@@ -157,14 +180,15 @@ __attribute__((noinline)) inline Vector direct_pixel(const Convolution& call,
       sum += broadcast(value) * load(weights + (tap * call.c + c) * width);
     }
   }
+  if (call.factor) sum *= load_part(call.factor + column, call.k - column);
   return sum;
 }
 
 // A^T m A of columns [first, last), and what follows; m of point p and column k lies at
 // from[p * stride + k - first].
 template <int R>
-inline void tile_out(const Convolution& call, const Corner& at, int64_t first,
-                     int64_t last, const float* from, int64_t stride) {
+inline void tile_out(const Convolution& call, Direct& direct, const Corner& at,
+                     int64_t first, int64_t last, const float* from, int64_t stride) {
   constexpr int N = R + 2;
   const int rows = static_cast<int>(call.oh - at.y < R ? call.oh - at.y : R);
   const int columns = static_cast<int>(call.ow - at.x < R ? call.ow - at.x : R);
@@ -183,12 +207,12 @@ inline void tile_out(const Convolution& call, const Corner& at, int64_t first,
       MEMPLAN_UNROLL
       for (int x = 0; x < R; ++x) bad += middle[y][x] * 0.0f;
     }
-    const bool again = any_nan(bad);
+    const bool again = call.plain && any_nan(bad);
     for (int y = 0; y < rows; ++y)
       for (int x = 0; x < columns; ++x) {
         const Corner pixel{at.image, at.y + y, at.x + x};
         finish_pixel(call, pixel, k,
-                     again ? direct_pixel(call, pixel, k) : middle[y][x]);
+                     again ? direct_pixel(call, direct, pixel, k) : middle[y][x]);
       }
   }
 }
@@ -250,8 +274,8 @@ struct WinogradPlan {
 template <int R>
 class WinogradTask {
  public:
-  WinogradTask(const WinogradPlan<R>& plan, int64_t task, int threads)
-      : plan_(plan), later_(plan.rows(task + threads)) {
+  WinogradTask(const WinogradPlan<R>& plan, Direct& direct, int64_t task, int threads)
+      : plan_(plan), direct_(direct), later_(plan.rows(task + threads)) {
     group_ = task % plan.groups;
     first_ = task / plan.groups * plan.block;
     count_ = std::min(plan.block, plan.tiles - first_);
@@ -286,7 +310,7 @@ class WinogradTask {
     const int64_t until =
         panels.first_column(last - 1) + panels.vectors(last - 1) * WIDTH;
     for (int64_t t = 0; t < count_; ++t)
-      tile_out<R>(plan_.call, plan_.corner(first_ + t), from,
+      tile_out<R>(plan_.call, direct_, plan_.corner(first_ + t), from,
                   std::min(until, plan_.call.k), rows_out_[t], plan_.out_stride);
   }
 
@@ -326,6 +350,7 @@ class WinogradTask {
   }
 
   const WinogradPlan<R>& plan_;
+  Direct& direct_;
   Later later_;
   int64_t group_, first_, count_;
   float *in_, *out_;
@@ -336,8 +361,10 @@ class WinogradTask {
 template <int R>
 inline void winograd(const Convolution& call, int threads) {
   const WinogradPlan<R> plan(call, threads);
-  parallel(plan.blocks * plan.groups, threads,
-           [&](int64_t task) { WinogradTask<R>(plan, task, threads).run(); });
+  Direct direct(call);
+  parallel(plan.blocks * plan.groups, threads, [&](int64_t task) {
+    WinogradTask<R>(plan, direct, task, threads).run();
+  });
 }
 
 // Weights of a 3x3 convolution in Winograd's domain: a matrix of panels a point.
