@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
@@ -220,17 +220,17 @@ def _within(body: Program, ranges: Ranges) -> Program:
         else step
         for step in body.ops
     ]
-    metas = {name: _at(body, name, ranges) for name in body.metas}
+    made = {name for step in body.ops for name in results(step)}
+    metas = {name: _at(body, name, ranges, made) for name in body.metas}
     return replace(body, ops=ops, metas=metas, ranges=dict(ranges))
 
 
-def _at(program: Program, name: str, ranges: Ranges) -> Metas:
-    """A value's Meta while each loop covers the range given."""
+def _at(program: Program, name: str, ranges: Ranges, made: Container[str]) -> Metas:
+    """A value's Meta while each loop covers the range given. made: by the program."""
     meta, moving = program.metas[name], program.moving.get(name)
     if not moving or not isinstance(meta, Meta):
         return meta
     shape, strides = list(meta.shape), list(meta.strides)
-    made = {each for step in program.ops for each in results(step)}
     own = all(root.partition("[")[0] in made for root in roots_of(program, name))
     for dim, window in moving.items():
         low, high = window.at(ranges)
