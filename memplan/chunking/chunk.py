@@ -132,7 +132,7 @@ class _Chunking:
         module.memplan = replace(module.memplan, internal_errors=errors)
         programs = {each.path: each.program for each in self._exports.targets}
         first = Form.of(self._inputs)
-        took = sum(each.exported.seconds for each in self._exports.targets)
+        took = sum(each.seconds for each in self._exports.targets)
         others = OtherSizes(programs, first, took, self._progress)
         module.accept(others, self._options.other_sizes)
         return module

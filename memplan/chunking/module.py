@@ -41,7 +41,7 @@ class Chunk:
         self.target, self.program = target, rejoined(program)
         self.source = source(self.program, f"{name}, in chunks")
         self._run = compiled(self.source, name)
-        self._weights = Weights(target.module, target.exported.constants)
+        self._weights = Weights(target.module, target.constants)
         self._form = target.form
         self._signature = Signature()
         self._watch: Watch | None = None

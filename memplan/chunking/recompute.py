@@ -186,11 +186,12 @@ def recomputable(program: Program) -> list[Recompute]:
         saves = sum(lives.owned[root] for root in roots)
         if not saves:
             continue
-        ops, kept = lives.behind(name, at, 0)
-        if len(ops) > max(gaps):  # longer than what it bridges
-            ops, kept = lives.behind(name, at, saves // 2)
-        if len(ops) <= max(gaps):
-            more = Recompute(name, at, ops, saves - kept, max(gaps))
+        most = max(gaps)  # else it is longer than what it bridges
+        ops, kept = lives.behind(name, at, 0, most)
+        if len(ops) > most:
+            ops, kept = lives.behind(name, at, saves // 2, most)
+        if len(ops) <= most:
+            more = Recompute(name, at, ops, saves - kept, most)
             found.append((kept > 0, -more.saves * more.gap, at, name, more))
     return [more for *_, more in sorted(found)]
 
@@ -245,14 +246,17 @@ class _Lives:
         made = ((i, results(step)) for i, step in enumerate(program.ops))
         self.maker = {name: i for i, names in made for name in names}
 
-    def behind(self, name: str, at: int, room: int) -> tuple[tuple[int, ...], int]:
+    def behind(
+        self, name: str, at: int, room: int, most: int
+    ) -> tuple[tuple[int, ...], int]:
         """The operators that make a value from what is there at `at`, and the bytes of
-        what is kept until then for it: at most `room`."""
+        what is kept until then for it: at most `room`. Where there are more than `most`
+        operators, some of them."""
         gone = set(roots_of(self._program, name))
         found: set[int] = set()
         longer: set[str] = set()  # storages that are kept
         rest = [name]
-        while rest:
+        while rest and len(found) <= most:
             i = self.maker[rest.pop()]
             if i in found:
                 continue

@@ -179,7 +179,7 @@ class Search:
             for made in self._made_both_ways(regions):
                 fitted = self._finer(made, budget)
                 if fitted.better_than(before, budget):
-                    found.append(self._repeated(fitted, budget))
+                    found.append(self._repeated(fitted, budget, stop))
                 else:
                     others.append(fitted)
         return found, others
@@ -322,11 +322,12 @@ class Search:
             if mark(region) != mark(old):
                 yield (*others, region)
 
-    def _repeated(self, trial: Trial, budget: int) -> Trial:
-        """The trial with its last region applied to repetitions of its operators."""
+    def _repeated(self, trial: Trial, budget: int, stop: float) -> Trial:
+        """The trial with its last region applied to repetitions of its operators, of
+        which an unrolled scan has one a step."""
         best = trial
         for region in elsewhere(self.base.program, trial.regions[-1]):
-            if best.peak <= budget:
+            if best.peak <= budget or time.monotonic() > stop:
                 break
             made = self._made((*best.regions, region))
             if made is not None and made.excess(budget) < best.excess(budget):

@@ -110,7 +110,7 @@ class OtherSizes:
         try:
             return self._looped(model, bench, plan)
         except (InputError, BudgetError) as error:
-            if not any(each.exported.conditions for each in bench.exports.targets):
+            if not any(each.conditions for each in bench.exports.targets):
                 raise
             progress(f"{ALONE}: {error}")
         bench = Workbench(model, inputs, progress, observe=False)

@@ -47,9 +47,9 @@ class Runner:
         """target: the exported model. program: what is to run, with or without loops.
         inputs: of the form that it was exported with."""
         self.target, self.program, self.choices = target, program, choices
-        self._weights = Weights(target.module, target.exported.constants)
+        self._weights = Weights(target.module, target.constants)
         places = dict.fromkeys(program.constants.values())
-        own = [each for each in places if each not in target.exported.constants]
+        own = [each for each in places if each not in target.constants]
         self.watch = Watch(target.module, own, target.numbers, target.caches)
         self._strides = [each.stride() for each in inputs.tensors()]
         # Compared first, for speed.

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,9 @@ from memplan.graph.reach import Attributes
 from memplan.graph.standin import StandIn
 from memplan.graph.weights import Weights, has_hooks, hook_of
 
+if TYPE_CHECKING:
+    from sympy import Expr
+
 
 @dataclass(frozen=True)
 class Target:
@@ -41,18 +44,21 @@ class Target:
 
     path: of the module in the model, "" for the model itself. form: of the inputs that
     it was captured with. rebuild: makes the module's result of the program's outputs,
-    with containers of its own. numbers: whose values it was exported with. outside:
-    bytes of activations that are live outside the module while it runs. inference:
-    knows the shapes of its operators. caches: of the model, which it had not filled.
+    with containers of its own. numbers: whose values it was exported with. constants,
+    conditions, seconds: of the export, whose graph is not kept. outside: bytes of
+    activations that are live outside the module while it runs. inference: knows the
+    shapes of its operators. caches: of the model, which it had not filled.
     """
 
     path: str
     module: nn.Module
-    exported: Exported
+    constants: dict[str, Tensor]
     program: Program
     form: Form
     rebuild: Rebuild
     numbers: Numbers = NONE
+    conditions: tuple[Expr, ...] = ()
+    seconds: float = 0.0
     outside: int = 0
     inference: Inference = field(default_factory=Inference, repr=False, compare=False)
     caches: Caches | None = field(default=None, repr=False, compare=False)
@@ -61,7 +67,7 @@ class Target:
     def weights(self) -> Weights:
         """The module's current parameters and buffers, and the tensors that its code
         made, by the names of the program's constants."""
-        return Weights(self.module, self.exported.constants)
+        return Weights(self.module, self.constants)
 
 
 Change = Callable[[Program, Inference], Program]
@@ -91,8 +97,8 @@ def capture(
     def target(numbers: Numbers) -> Target:
         exported, rebuild = exported_from(module, inputs, numbers, quick)
         program = change(lower(exported, inference), inference)
-        given = path, module, exported, program, Form.of(inputs), rebuild, numbers
-        return Target(*given, inference=inference)
+        given = path, module, exported.constants, program, Form.of(inputs), rebuild
+        return Target(*given, numbers, seconds=exported.seconds, inference=inference)
 
     try:
         return target(NONE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -242,7 +242,7 @@ class Profile:
 
 
 Beside = Callable[[Program, Op], int]
-Bodies = Callable[[Loop], Sequence[Program]]
+Bodies = Callable[[Loop], Iterable[Program]]
 """What runs in a loop's iterations that differ."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
@@ -184,7 +184,7 @@ def _address(tensor: torch.Tensor) -> int:
 EDGE = 16  # iterations at either end that are told apart
 
 
-def iterations(loop: Loop) -> list[Program]:
+def iterations(loop: Loop) -> Iterator[Program]:
     """A loop's body as its different iterations have it: the one that it describes,
     those at either end whose windows are cut off there, so that they are padded, EDGE
     of them at most, and the last two, of which one may be shorter."""
@@ -204,10 +204,8 @@ def iterations(loop: Loop) -> list[Program]:
         (start, min(start + loop.step, loop.extent))
         for start in (*starts[:near], *starts[-max(2, near) :])
     ]
-    return [
-        _within(loop.body, {**loop.body.ranges, loop.name: span})
-        for span in dict.fromkeys(spans)
-    ]
+    for span in dict.fromkeys(spans):  # one after the other: they are large
+        yield _within(loop.body, {**loop.body.ranges, loop.name: span})
 
 
 def _within(body: Program, ranges: Ranges) -> Program:

@@ -62,8 +62,11 @@ class OpenTarget:
             raise NotExportableError("these inputs differ in more than sizes")
         exported = sized(self.exported, inputs.tensors())
         program = change(lower(exported, inference), inference)
-        given = "", self.module, exported, program, form, self.rebuild
-        return Target(*given, inference=inference)
+        given = "", self.module, exported.constants, program, form, self.rebuild
+        conditions, seconds = exported.conditions, exported.seconds
+        return Target(
+            *given, conditions=conditions, seconds=seconds, inference=inference
+        )
 
 
 Dims = frozenset[tuple[int, int]]  # which of the inputs' tensors, and its dimension

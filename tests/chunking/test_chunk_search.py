@@ -249,3 +249,29 @@ def test_names_in_a_loop_are_its_own() -> None:
     chunked = memplan.chunk(Named().eval(), (x, other), "30%", options=options)
     assert chunked.memplan.internal_errors == {}
     assert torch.allclose(chunked(x, other), Named()(x, other), atol=1e-5)
+
+
+class Ticking:
+    """A clock in whose every look a second has passed."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1
+        return self.now
+
+
+class Repeated(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        for _ in range(80):
+            x = torch.softmax(x @ x.T, -1) @ x
+        return x
+
+
+def test_a_search_ends_in_time_in_a_program_of_many_repetitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = Tried(Repeated().eval(), torch.randn(256, 8))
+    monkeypatch.setattr("memplan.chunking.search.time", Ticking())
+    assert len(tried.search(0.2, seconds=10, built=1)) < 40
