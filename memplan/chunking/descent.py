@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from memplan.chunking.curve import live_within
 from memplan.chunking.options import ChunkOptions
-from memplan.chunking.recompute import Base, bases
+from memplan.chunking.recompute import Base, as_cheap, bases
 from memplan.chunking.search import Search
 from memplan.chunking.timing import Costs
 from memplan.chunking.trial import Digest, Trial
@@ -100,15 +100,28 @@ class Tries:
         """search: makes the search that begins with a base."""
         self.known: list[Tried] = []
         self._search = search
-        self._more = bases(program, costs.beside, self._limiting)
+        first = as_cheap(program)
+        self._as_cheap = len(first)
+        self._more = bases(first, costs.beside, self._limiting)
 
     def __iter__(self) -> Iterator[Tried]:
         last = [tried for tried in self.known if tried.short >= ATTEMPTS]
         yield from [tried for tried in self.known if tried.short < ATTEMPTS]
         for base in self._more:
-            self.known.append(Tried(self._search(base)))
-            yield self.known[-1]
+            yield self._begun(base)
         yield from last
+
+    def _begun(self, base: Base) -> Tried:
+        self.known.append(Tried(self._search(base)))
+        return self.known[-1]
+
+    def as_cheap(self, tried: Tried) -> list[Tried]:
+        """Others whose programs take no more arithmetic than that of this one."""
+        if tried not in self.known[: self._as_cheap]:
+            return []
+        while len(self.known) < self._as_cheap:
+            self._begun(next(self._more))
+        return [each for each in self.known[: self._as_cheap] if each is not tried]
 
     @property
     def lowest(self) -> Trial:
@@ -433,10 +446,17 @@ class Descent(Generic[Made]):
             if room <= tried.failed:
                 continue
             found = self._found(tried.search, room)
-            if found:
-                self._used.append(tried)
-                return found
-            tried.failed = room
+            if not found:
+                tried.failed = room
+                continue
+            self._used.append(tried)
+            for other in tries.as_cheap(tried):  # the time of either may be far off
+                more = self._found(other.search, room) if room > other.failed else []
+                self._used += [other] * bool(more)
+                found += more
+            return sorted(
+                found, key=lambda one: (one.digest in self._slow, one.seconds)
+            )
         return [tries.lowest]
 
     def _found(self, search: Search, room: int) -> list[Trial]:

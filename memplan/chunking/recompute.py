@@ -7,7 +7,7 @@ operators can run a second time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -65,30 +65,39 @@ class Base:
     share: float = 0.0
 
 
+def as_cheap(program: Program) -> list[Base]:
+    """The program itself, and one with large values made where they are selected or
+    gathered from, if there are any: that takes no more arithmetic."""
+    first, names = selected_first(program)
+    names += gathered_first(first)[1]
+    more = [Base(again(program, names), names)] if names else []
+    return [Base(program), *more]
+
+
 def bases(
-    program: Program,
+    first: Sequence[Base],
     beside: Beside = temporaries,
     limiting: Callable[[], Set[str]] = frozenset,
 ) -> Iterator[Base]:
-    """The program itself, then with large values made where they are selected or
-    gathered from, then with one more value after the other computed again.
+    """The first ones, see `as_cheap`, then the last of them with one more value after
+    the other computed again.
 
     limiting: the storages that are live where loops leave the last base's peak, the
     first to be computed again. Else values that are a good part of the peak, and that
     are kept while much is live. Only what takes little arithmetic. beside: bytes that
     operators need of their own.
     """
-    whole = max(1, sum(multiplications(program, op) for op in program.ops))
-    first, names = selected_first(program)
-    names += gathered_first(first)[1]
-    if names:
-        yield Base(program)
-    base: Base | None = Base(again(program, names), names)
+    yield from first
+    base: Base | None = first[-1]
+    assert base is not None
+    names, ops = base.again, first[0].program.ops
+    whole = max(1, sum(multiplications(first[0].program, op) for op in ops))
     while base is not None:
-        yield base
         values = {name.replace(AGAIN, "") for name in base.again}
         more = len(values.difference(names)) < MOST
         base = _with_one_more(base, whole, beside, limiting()) if more else None
+        if base is not None:
+            yield base
 
 
 def _with_one_more(

@@ -19,7 +19,7 @@ import memplan
 from memplan.chunking.canonical import searchable
 from memplan.chunking.descent import Descent
 from memplan.chunking.options import Effort
-from memplan.chunking.recompute import bases
+from memplan.chunking.recompute import as_cheap
 from memplan.chunking.search import Search
 from memplan.chunking.timing import Costs, Machine
 from memplan.chunking.trial import Trial
@@ -265,7 +265,7 @@ def test_a_trial_that_fits_counts_although_the_time_is_up(
 ) -> None:
     """It was found in the last round."""
     (target,) = exports.targets
-    start = next(iter(bases(target.program)))
+    start = as_cheap(target.program)[0]
     search = Search(start, exports.inference, Costs(Machine()))
     (fits, *_) = search.run(search.start.peak // 2)
     search = Search(start, exports.inference, Costs(Machine()))
@@ -281,7 +281,7 @@ def test_finer_steps_lower_what_a_loop_exceeds(build: Any) -> None:
     model, x = build()
     exports = export_parts(model, Signature().arranged(model, (x,), {}), searchable)
     (target,) = exports.targets
-    start = next(iter(bases(target.program)))
+    start = as_cheap(target.program)[0]
     search = Search(start, exports.inference, Costs(Machine()))
     at = search.start.profile.at
     for share in (60, 40, 25):

@@ -20,7 +20,13 @@ from memplan.chunking.curve import live_within  # noqa: E402
 from memplan.chunking.descent import Tries  # noqa: E402
 from memplan.chunking.options import Effort  # noqa: E402
 from memplan.chunking.plan import Part, fingerprint  # noqa: E402
-from memplan.chunking.recompute import Base, again, bases, recomputable  # noqa: E402
+from memplan.chunking.recompute import (  # noqa: E402
+    Base,
+    again,
+    as_cheap,
+    bases,
+    recomputable,
+)
 from memplan.chunking.region import NotLoopableError, Region, chunked  # noqa: E402
 from memplan.chunking.rules.flow import Slice  # noqa: E402
 from memplan.chunking.search import Search  # noqa: E402
@@ -82,7 +88,7 @@ def test_what_is_live_in_a_loop_has_the_name_that_it_has_outside() -> None:
 def test_a_skip_is_not_kept(up: str, tmp_path: Path) -> None:
     model, x = skips(up)
     exports = exports_of(model, x)
-    found = list(bases(exports.targets[0].program))
+    found = list(bases(as_cheap(exports.targets[0].program)))
     trial = searched(exports, found[-1]).best
     assert trial.again
     assert trial.peak < 0.75 * profile(found[0].program).peak
@@ -107,7 +113,7 @@ def test_a_skip_is_not_kept(up: str, tmp_path: Path) -> None:
 
 def test_one_value_after_the_other() -> None:
     program = program_of(*skips())
-    found = list(bases(program))
+    found = list(bases(as_cheap(program)))
     assert found[0].again == ()
     for before, after in pairwise(found):
         assert after.again[:-1] == before.again
@@ -129,7 +135,7 @@ def test_what_cannot_be_computed_again() -> None:
     with pytest.raises(NotLoopableError, match="nothing cannot be computed again"):
         again(program_of(model, x), ["nothing"])
     exports = exports_of(model, x)
-    *_, base = bases(exports.targets[0].program)
+    *_, base = bases(as_cheap(exports.targets[0].program))
     trial = searched(exports, base).best
     trial.again = ("nothing",)
     plan = with_trial(model, x, trial)
@@ -140,7 +146,7 @@ def test_what_cannot_be_computed_again() -> None:
 def test_a_chain_keeps_nothing_twice() -> None:
     """Without a value that waits, there is nothing to compute again."""
     chain = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(6))).eval()
-    assert len(list(bases(program_of(chain, torch.randn(1, 4, 16, 16))))) == 1
+    assert len(list(bases(as_cheap(program_of(chain, torch.randn(1, 4, 16, 16)))))) == 1
 
 
 class Grown(nn.Module):
@@ -173,7 +179,7 @@ def test_the_small_value_that_a_large_one_is_made_of_is_kept() -> None:
     ]
     small, large = 4 * 32 * 16 * 16, 4 * 32 * 64 * 64
     assert what.saves == large - small  # and not the six layers before
-    *_, base = bases(program)
+    *_, base = bases(as_cheap(program))
     assert base.again == (what.name,)
 
     def between(program: Any) -> int:

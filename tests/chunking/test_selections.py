@@ -13,6 +13,7 @@ nn = torch.nn
 import memplan  # noqa: E402
 from memplan.chunking.canonical import with_slices  # noqa: E402
 from memplan.chunking.selections import selected_first  # noqa: E402
+from memplan.chunking.workbench import Workbench  # noqa: E402
 from memplan.graph.check import relative_error  # noqa: E402
 from memplan.graph.liveness import profile  # noqa: E402
 from tests.chunking.random_programs import evaluated  # noqa: E402
@@ -206,3 +207,19 @@ def test_its_plan_serves_again(tmp_path: Any) -> None:
     again = memplan.chunk(Scan().eval(), x, plan=tmp_path / "p.json", options=options)
     assert again.memplan.parts == small.memplan.parts
     assert again.memplan.measured_bytes_after == small.memplan.measured_bytes_after
+
+
+def test_the_program_as_it_is_and_one_that_selects_first_are_both_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build, built = Workbench.build, []
+
+    def watched(self: Any, trials: Any, limit: int) -> Any:
+        built.append(trials[""].again)
+        return build(self, trials, limit)
+
+    monkeypatch.setattr(Workbench, "build", watched)
+    options = memplan.ChunkOptions(max_slowdown=None)
+    x = torch.randn(CHANNELS, STEPS)
+    memplan.chunk(Scan().eval(), x, "80%", options=options)  # both are within it
+    assert () in built and any(built)
