@@ -450,13 +450,14 @@ class Descent(Generic[Made]):
                 tried.failed = room
                 continue
             self._used.append(tried)
-            for other in tries.as_cheap(tried):  # the time of either may be far off
-                more = self._found(other.search, room) if room > other.failed else []
-                self._used += [other] * bool(more)
-                found += more
-            return sorted(
-                found, key=lambda one: (one.digest in self._slow, one.seconds)
-            )
+            others = [each for each in tries.as_cheap(tried) if room > each.failed]
+            for other in others:  # it may have far faster ones
+                if more := self._found(other.search, room):
+                    self._used.append(other)
+                    found += more
+            if others:
+                found.sort(key=lambda one: (one.digest in self._slow, one.seconds))
+            return found
         return [tries.lowest]
 
     def _found(self, search: Search, room: int) -> list[Trial]:
