@@ -112,7 +112,7 @@ class Packs:
         self.weights, self.network, self.nodes = weights, network, nodes
         self.kernels, self.stacks = kernels, stacks
         self.convolutions: dict[str, Packed] = {}
-        self._held: dict[str, Packed] = {}  # the same, as they are shared
+        self._held: list[Packed] = []  # what they are made of, as it is shared
         self._vectors: dict[Norm | FusedConv, list[torch.Tensor]] = {}  # for stacks
         own = any(kernel != "onednn" for kernel in kernels.values())
         own = own or any(isinstance(each, Kernel) for each in stacks.values())
@@ -129,8 +129,8 @@ class Packs:
                 key = packing(node, self.kernels[node.value])
                 if key not in made:
                     made[key] = self._packed(node, room)
-                self._held[node.value] = made[key]
-                self.convolutions[node.value] = self._own(node, made[key])
+                found = replace(made[key], convolution=node.convolution)
+                self.convolutions[node.value] = found
                 if node.before is not None:
                     self._add(node.before)
             elif isinstance(node, StackNode):
@@ -147,17 +147,13 @@ class Packs:
         if found is None:
             found = pack(*folded(self.weights, node), given, kernel, room=room)
             found = _shared[key] = replace(found, plain=None)  # each model has its own
-        return found
-
-    def _own(self, node: FusedConv, packed: Packed) -> Packed:
-        """Packed weights with what is the model's own."""
-        packed = replace(packed, convolution=node.convolution)
-        if packed.algorithm == "direct":
-            return packed
-        weight = as_planes(self.weights[node.convolution.weight]).detach()
+        self._held.append(found)
+        if kernel == "direct":
+            return found
         factor, _ = _factor_and_bias(self.weights, node)
         factor = None if factor is None else factor.float().contiguous()
-        return replace(packed, plain=weight.contiguous(), factor=factor)
+        weight = as_planes(self.weights[given.weight]).detach().contiguous()
+        return replace(found, plain=weight, factor=factor)
 
     def _add(self, stack: StackNode) -> None:
         for operand in stack.operands:
@@ -177,12 +173,15 @@ class Packs:
 
     @property
     def bytes(self) -> int:
-        """Of all weights that are packed, those that nodes share once."""
+        """Of all weights that are packed, those that nodes share once, and of copies of
+        the model's own."""
+        kinds = (node for node in self.nodes if isinstance(node, FusedConv))
+        own = {self.weights[node.convolution.weight].data_ptr() for node in kinds}
         packed = {
             id(tensor): tensor
             for each in self.convolutions.values()
-            for tensor in (each.weights, each.bias)
-            if tensor is not None
+            for tensor in (each.weights, each.bias, each.plain, each.factor)
+            if tensor is not None and tensor.data_ptr() not in own
         }
         others = [tensor for made in self._vectors.values() for tensor in made]
         return sum(x.numel() * x.itemsize for x in (*packed.values(), *others))

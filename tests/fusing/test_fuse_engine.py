@@ -215,20 +215,22 @@ def with_statistics(channels: int) -> nn.BatchNorm2d:
 
 
 @pytest.mark.parametrize("kernel", ["winograd2", "winograd4"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_winograd_holds_weights_once_and_goes_back_to_the_models_own(
-    kernel: str,
+    kernel: str, layout: Any
 ) -> None:
     torch.manual_seed(0)
     layers = [nn.Conv2d(32, 48, 3, padding=1, bias=False), with_statistics(48)]
-    model = nn.Sequential(*layers).eval()
+    model = nn.Sequential(*layers).eval().to(memory_format=layout)
     other = copy.deepcopy(model)
     x = torch.randn(1, 32, 12, 12)
     options = FuseOptions(measure=False, kernels=(kernel,), tolerance=1e-4)
     fused = [quiet_fuse(each, x, options) for each in (model, other)]  # they share
     points = {"winograd2": 16, "winograd4": 36}[kernel]
+    points += 9 * (layout == torch.channels_last)  # a copy of the model's own
     for each in fused:
         (program,) = each.prepared()
-        assert program.memplan.packed == 4 * (32 * 48 * points + 48)
+        assert program.memplan.packed == 4 * (32 * 48 * points + 2 * 48)
     with torch.no_grad():
         other[0].weight.neg_()
         x[0, 3, 4, 5], x[0, 5, 11, 11] = float("inf"), -float("inf")
