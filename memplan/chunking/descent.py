@@ -101,7 +101,7 @@ class Tries:
         self.known: list[Tried] = []
         self._search = search
         first = as_cheap(program)
-        self._as_cheap = len(first)
+        self._first = len(first)
         self._more = bases(first, costs.beside, self._limiting)
 
     def __iter__(self) -> Iterator[Tried]:
@@ -117,11 +117,11 @@ class Tries:
 
     def as_cheap(self, tried: Tried) -> list[Tried]:
         """Others whose programs take no more arithmetic than that of this one."""
-        if tried not in self.known[: self._as_cheap]:
+        if tried not in self.known[: self._first]:
             return []
-        while len(self.known) < self._as_cheap:
+        while len(self.known) < self._first:
             self._begun(next(self._more))
-        return [each for each in self.known[: self._as_cheap] if each is not tried]
+        return [each for each in self.known[: self._first] if each is not tried]
 
     @property
     def lowest(self) -> Trial:
@@ -450,12 +450,15 @@ class Descent(Generic[Made]):
                 tried.failed = room
                 continue
             self._used.append(tried)
-            others = [each for each in tries.as_cheap(tried) if room > each.failed]
-            for other in others:  # it may have far faster ones
-                if more := self._found(other.search, room):
-                    self._used.append(other)
-                    found += more
-            if others:
+            for other in tries.as_cheap(tried):  # it may have far faster ones
+                if room <= other.failed or other.short >= ATTEMPTS:
+                    continue
+                more = self._found(other.search, room)
+                if not more:
+                    other.failed = room
+                    continue
+                self._used.append(other)
+                found = [*found, *more]
                 found.sort(key=lambda one: (one.digest in self._slow, one.seconds))
             return found
         return [tries.lowest]

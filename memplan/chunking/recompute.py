@@ -88,10 +88,9 @@ def bases(
     operators need of their own.
     """
     yield from first
+    program, names = first[0].program, first[-1].again
+    whole = max(1, sum(multiplications(program, op) for op in program.ops))
     base: Base | None = first[-1]
-    assert base is not None
-    names, ops = base.again, first[0].program.ops
-    whole = max(1, sum(multiplications(first[0].program, op) for op in ops))
     while base is not None:
         values = {name.replace(AGAIN, "") for name in base.again}
         more = len(values.difference(names)) < MOST

@@ -81,6 +81,8 @@ Made = dict[Hashable, Packed]  # by what they are packed of, and for which kerne
 # By contents: programs for other input shapes pack the same weights, as may other
 # modules of the same model. An entry lives as long as what uses it.
 _shared: WeakValueDictionary[Hashable, Packed] = WeakValueDictionary()
+# Likewise, of weights that do not lie by rows: copies that do.
+_copies: WeakValueDictionary[Hashable, torch.Tensor] = WeakValueDictionary()
 # What computes each stack, by its value: a kernel, or a function of input and operands.
 Stacks = dict[str, Kernel | Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]]
 
@@ -152,7 +154,11 @@ class Packs:
             return found
         factor, _ = _factor_and_bias(self.weights, node)
         factor = None if factor is None else factor.float().contiguous()
-        weight = as_planes(self.weights[given.weight]).detach().contiguous()
+        weight = as_planes(self.weights[given.weight]).detach()
+        if not weight.is_contiguous():
+            copied = _copies.get(key[0])
+            weight = weight.contiguous() if copied is None else copied
+            _copies[key[0]] = weight
         return replace(found, plain=weight, factor=factor)
 
     def _add(self, stack: StackNode) -> None:

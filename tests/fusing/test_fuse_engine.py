@@ -241,3 +241,16 @@ def test_winograd_holds_weights_once_and_goes_back_to_the_models_own(
                 found, expected, rtol=1e-4, atol=1e-3, equal_nan=True
             )
             assert 0 < int(near.sum()) < near.numel()
+
+
+def test_programs_for_other_shapes_share_a_copy_of_weights_in_another_layout() -> None:
+    conv = nn.Conv2d(16, 32, 3, padding=1).to(memory_format=torch.channels_last)
+    options = FuseOptions(measure=False, kernels=("winograd4",), tolerance=1e-4)
+    fused = quiet_fuse(nn.Sequential(conv).eval(), torch.randn(1, 16, 12, 12), options)
+    with torch.no_grad():
+        fused(torch.randn(1, 16, 14, 14))
+    packs = [
+        each.runner.schedule.joined.packs.convolutions for each in fused.prepared()
+    ]
+    (one,), (other,) = (each.values() for each in packs)
+    assert one.plain is other.plain and one.weights is other.weights
