@@ -443,25 +443,26 @@ class Descent(Generic[Made]):
             self._tries[target.path] = tries
         tries = self._tries[target.path]
         for tried in tries:
-            if room <= tried.failed:
+            if not (found := self._tried(tried, room)):
                 continue
-            found = self._found(tried.search, room)
-            if not found:
-                tried.failed = room
-                continue
-            self._used.append(tried)
             for other in tries.as_cheap(tried):  # it may have far faster ones
-                if room <= other.failed or other.short >= ATTEMPTS:
-                    continue
-                more = self._found(other.search, room)
-                if not more:
-                    other.failed = room
-                    continue
-                self._used.append(other)
-                found = [*found, *more]
-                found.sort(key=lambda one: (one.digest in self._slow, one.seconds))
+                if other.short < ATTEMPTS and (more := self._tried(other, room)):
+                    found = [*found, *more]
+                    found.sort(key=lambda one: (one.digest in self._slow, one.seconds))
             return found
         return [tries.lowest]
+
+    def _tried(self, tried: Tried, room: int) -> list[Trial]:
+        """Its trials within `room` bytes; notes that they are used, or that there are
+        none, which is not tried again."""
+        if room <= tried.failed:
+            return []
+        found = self._found(tried.search, room)
+        if found:
+            self._used.append(tried)
+        else:
+            tried.failed = room
+        return found
 
     def _found(self, search: Search, room: int) -> list[Trial]:
         """Trials within `room` bytes; after Ctrl-C, those found so far."""
