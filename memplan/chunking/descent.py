@@ -261,8 +261,8 @@ class Descent(Generic[Made]):
         needs less than the model.
 
         If the lowest of all is too slow, bisects between its peak and the model's, for
-        which half of a limited time is left. A module that is too slow counts only if
-        all are. If time is limited, a part of it goes first to those that are fast and
+        which half of a limited time is left. A module that is too slow, or seems so,
+        counts only if all are. If time is limited, a part of it goes first to those that are fast and
         save less, so that there is one.
         """
         peak, stop, now = self._bench.peak, self._stop, time.monotonic()
@@ -291,8 +291,8 @@ class Descent(Generic[Made]):
                 raise
             self.interrupted, self.nearest = True, best
             return best, True
-        low = peak(lowest)
-        while not fast and low <= NEAR * high and not self.interrupted:
+        low, sure = peak(lowest), fast and self._seems_fast(slow)
+        while not sure and low <= NEAR * high and not self.interrupted:
             limit = max(low + 1, math.isqrt(low * high))
             module = self._fast(limit, high)
             if module is not None:
@@ -302,10 +302,10 @@ class Descent(Generic[Made]):
             if time.monotonic() >= self._stop:
                 break
         self.nearest = best or slow
-        return (slow, fast) if fast or best is None else (best, True)
+        return (slow, fast) if sure or best is None else (best, True)
 
     def _fast(self, limit: int, high: int) -> Made | None:
-        """The fastest module that a search within `limit` bytes finds, if it is fast
+        """The fastest module that a search within `limit` bytes finds, if it seems fast
         enough and needs less than `high`."""
         try:
             found = self.within(limit, until="fast")
@@ -315,7 +315,11 @@ class Descent(Generic[Made]):
         except KeyboardInterrupt:
             self.interrupted = True
             return None
-        return module if enough else None
+        return module if enough and module and self._seems_fast(module) else None
+
+    def _seems_fast(self, module: Made) -> bool:
+        """Whether its time is at most the limit as measured, which need not be sure."""
+        return self._bench.slowdown(module) <= self._options.enough
 
     def within(
         self,
