@@ -262,8 +262,8 @@ class Descent(Generic[Made]):
 
         If the lowest of all is too slow, bisects between its peak and the model's, for
         which half of a limited time is left. A module that is too slow, or seems so,
-        counts only if all are. If time is limited, a part of it goes first to those that are fast and
-        save less, so that there is one.
+        counts only if all are. If time is limited, a part of it goes first to those
+        that are fast and save less, so that there is one.
         """
         peak, stop, now = self._bench.peak, self._stop, time.monotonic()
         best: Made | None = None
