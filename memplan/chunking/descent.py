@@ -291,8 +291,8 @@ class Descent(Generic[Made]):
                 raise
             self.interrupted, self.nearest = True, best
             return best, True
-        low, sure = peak(lowest), fast and self._seems_fast(slow)
-        while not sure and low <= NEAR * high and not self.interrupted:
+        low, good = peak(lowest), self._seems_fast(slow)
+        while not good and low <= NEAR * high and not self.interrupted:
             limit = max(low + 1, math.isqrt(low * high))
             module = self._fast(limit, high)
             if module is not None:
@@ -302,7 +302,7 @@ class Descent(Generic[Made]):
             if time.monotonic() >= self._stop:
                 break
         self.nearest = best or slow
-        return (slow, fast) if sure or best is None else (best, True)
+        return (slow, fast) if good or best is None else (best, True)
 
     def _fast(self, limit: int, high: int) -> Made | None:
         """The fastest module that a search within `limit` bytes finds, if it seems fast
@@ -311,15 +311,16 @@ class Descent(Generic[Made]):
             found = self.within(limit, until="fast")
             found = found or ([] if self.nearest is None else [self.nearest])
             lower = [each for each in found if self._bench.peak(each) < high]
-            module, enough = self.fastest(lower) if lower else (None, False)
+            module = self.fastest(lower)[0] if lower else None
         except KeyboardInterrupt:
             self.interrupted = True
             return None
-        return module if enough and module and self._seems_fast(module) else None
+        return module if module is not None and self._seems_fast(module) else None
 
     def _seems_fast(self, module: Made) -> bool:
-        """Whether its time is at most the limit as measured, which need not be sure."""
-        return self._bench.slowdown(module) <= self._options.enough
+        """Whether it is fast enough also by its time as measured, sure or not."""
+        module, fast = self.fastest([module])
+        return fast and self._bench.slowdown(module) <= self._options.enough
 
     def within(
         self,
@@ -409,7 +410,7 @@ class Descent(Generic[Made]):
         if until == "fits" or self._bench.settled(module, self._options.enough):
             return True
         if until == "fast":
-            return self.fastest([module])[1]
+            return self._seems_fast(module)
         return False
 
     def _is_dear(self, trials: dict[str, Trial]) -> bool:

@@ -241,6 +241,16 @@ def test_the_least_seems_fast_where_any_does(exports: Exports) -> None:
     assert fast and bench.peak(module) == bench.peak(lowest)
 
 
+@pytest.mark.parametrize(("share", "built"), [(0.0, 1), (1.0, 2)])
+def test_one_that_seems_slow_does_not_end_the_building(
+    exports: Exports, share: float, built: int
+) -> None:
+    bench = Unsure(whole(exports), known=False)
+    bench.share = share
+    descent(exports, bench, built=1).within(bench.before // 2, until="fast")
+    assert len(bench.built) == built
+
+
 SOAK = pytest.mark.soak  # like the others, with more of the same
 
 
